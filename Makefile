@@ -1,0 +1,35 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full check lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lab,tb]'
+	touch $@
+
+demo: $(STAMP) ## train MNIST on 1 ps + 2 workers
+	$(BIN)/paceline demo
+
+test: $(STAMP) ## the test suite, under five minutes on two cores
+	$(BIN)/pytest -q -m 'not slow'
+
+test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz
+	$(BIN)/pytest -q -m slow
+
+lint: $(STAMP) ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint ## what to run before a commit: lint and the import-direction test
+	$(BIN)/pytest -q tests/test_architecture.py
+
+clean: ## removes the environment, caches and build outputs; run folders stay
+	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""WHAT can be called? The command `paceline`: its verbs, its version, and the one door errors leave by.
+
+Called by the installed script and `python -m paceline`. Must never import torch: --help answers at once.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli import demo, kv, lab, run, serve
+from paceline.errors import PacelineError
+
+
+def dashes(flag: str) -> str:
+    """Dashes and underscores are the same in every flag; click calls this for flags only, never for values.
+
+    >>> dashes("job_name")
+    'job-name'
+    """
+    return flag.replace("_", "-")
+
+
+SETTINGS = {"token_normalize_func": dashes, "help_option_names": ["--help", "-h"]}
+OURS_FIRST = {
+    **SETTINGS,
+    "allow_interspersed_args": False,
+}  # parsing ends at SCRIPT: the rest is the script's
+
+app = typer.Typer(
+    name="paceline",
+    help="Parameter-server training for the machines you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=SETTINGS,
+)
+app.command("run", context_settings=OURS_FIRST)(run.run)
+app.command("serve", context_settings=OURS_FIRST)(serve.serve)
+app.command("demo", context_settings=SETTINGS)(demo.demo)
+app.add_typer(kv.app, name="kv", context_settings=SETTINGS)
+app.add_typer(lab.app, name="lab", context_settings=SETTINGS)
+
+
+def show_version(wanted: bool) -> None:
+    """Prints the installed version and ends."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        typer.echo(f"paceline {version('paceline')}")
+    except PackageNotFoundError:
+        typer.echo("paceline (not installed)")
+    raise typer.Exit()
+
+
+Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Parameter-server training for the machines you have."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs one command; a PacelineError becomes one line on stderr and its exit code."""
+    try:
+        app(args=argv, prog_name="paceline")
+    except PacelineError as error:
+        message = " ".join(str(error).split())
+        print(f"paceline: {message}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

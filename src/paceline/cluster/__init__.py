@@ -1,0 +1,1 @@
+"""WHO takes part? Cluster, job, task; where a task learned which one it is; who is alive."""

@@ -1,0 +1,191 @@
+"""WHICH task am I? The first of: launcher, cluster argument, flags, settings.py, TF_CONFIG.
+
+Called by paceline.init and `paceline serve`; alone in reading os.environ and sys.argv for cluster facts.
+Must never change the environment, and must refuse with UsageError before anything is made.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster import flags as argv_flags
+from paceline.cluster import sources
+from paceline.cluster.secret import secret_by_hand, secret_from_hex
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import Addresses, ClusterSpec, Task
+from paceline.cluster.spelling import hint
+from paceline.cluster.validate import check
+from paceline.errors import UsageError
+
+__all__ = ["Assignment", "discover", "encode_for_child", "secret_by_hand"]
+
+TASK_VARIABLE = "PACELINE_TASK"
+SECRET_VARIABLE = "PACELINE_SECRET"
+
+_KNOWN_JOBS = ("ps", "worker", "chief", "evaluator")
+_Place = tuple[ClusterSpec, Task, str]
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """All that a task knows when it starts; printing it leaves the secret out."""
+
+    cluster: ClusterSpec
+    task: Task
+    incarnation: int
+    settings: Settings
+    secret: bytes
+    source: str
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"Assignment({shown})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret"]
+
+
+class _Handed(msgspec.Struct, frozen=True):
+    """What PACELINE_TASK holds, as JSON."""
+
+    cluster: dict[str, list[str]]
+    task: Task
+    incarnation: int
+    settings: Settings
+
+
+def discover(
+    cluster: ClusterSpec | Mapping[str, Addresses] | None = None,
+    flags: bool = False,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    script_dir: str | Path | None = None,
+) -> Assignment | None:
+    """Find this process's task; None means that there is no cluster, so: a plain single process.
+
+    >>> discover(argv=["--epochs=3"], environ={}, script_dir="/nowhere") is None
+    True
+    """
+    environ = os.environ if environ is None else environ
+    if TASK_VARIABLE in environ:
+        return _from_launcher(environ)
+    script_dir = os.path.dirname(sys.argv[0]) if script_dir is None else script_dir
+    given = argv_flags.read(sys.argv[1:] if argv is None else argv)
+    place = (
+        _from_argument(cluster, given)
+        or _from_flags(flags, given)
+        or _from_settings_py(Path(script_dir), given)
+        or _from_tf_config(environ)
+    )
+    if place is None:
+        _refuse_lone_job_name(flags, given)
+        return None
+    spec, task, source = place
+    settings = argv_flags.settings(given, _run_id_by_hand(spec))
+    check(settings, spec)
+    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ)
+    return Assignment(spec, task, 0, settings, secret, source)
+
+
+def encode_for_child(assignment: Assignment) -> dict[str, str]:
+    """Return the two environment variables from which a child's discover() makes the same assignment."""
+    handed = _Handed(assignment.cluster.as_dict(), assignment.task, assignment.incarnation, assignment.settings)
+    return {TASK_VARIABLE: msgspec.json.encode(handed).decode(), SECRET_VARIABLE: assignment.secret.hex()}
+
+
+def _from_launcher(environ: Mapping[str, str]) -> Assignment:
+    try:
+        handed = msgspec.json.decode(environ[TASK_VARIABLE], type=_Handed)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise UsageError(
+            f"{TASK_VARIABLE} is not what the launcher writes; unset it, or start with `paceline run`."
+        ) from None
+    secret = secret_from_hex(environ.get(SECRET_VARIABLE, ""))
+    if secret is None:
+        raise UsageError(f"{TASK_VARIABLE} is set without a valid {SECRET_VARIABLE}; the launcher sets both.")
+    spec = ClusterSpec(handed.cluster)
+    task = _task(spec, handed.task.job, handed.task.index)
+    check(handed.settings, spec)
+    return Assignment(spec, task, handed.incarnation, handed.settings, secret, "launcher")
+
+
+def _from_argument(cluster: ClusterSpec | Mapping[str, Addresses] | None, given: Mapping[str, str]) -> _Place | None:
+    if cluster is None:
+        return None
+    spec = ClusterSpec(cluster)
+    return spec, _task_from_flags(spec, given), "cluster argument"
+
+
+def _from_flags(is_asked: bool, given: Mapping[str, str]) -> _Place | None:
+    wanted = ("ps_hosts", "worker_hosts")
+    present = [name for name in wanted if name in given]
+    if not present or not (is_asked or "job_name" in given):
+        return None
+    for name in wanted:
+        if name not in given and not (name == "worker_hosts" and "chief_hosts" in given):
+            raise UsageError(f"--{present[0]} is given without --{name}; both lists of host:port are needed.")
+    names = [name for name in (*wanted, "chief_hosts") if name in given]
+    spec = ClusterSpec({name.removesuffix("_hosts"): argv_flags.hosts(given, name) for name in names})
+    return spec, _task_from_flags(spec, given), "flags"
+
+
+def _from_settings_py(folder: Path, given: Mapping[str, str]) -> _Place | None:
+    path = folder / "settings.py"
+    if "job_name" not in given or not os.path.isfile(path):
+        return None
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"The settings.py beside the script cannot be read: {error.strerror}.") from None
+    spec = sources.settings_py(source)
+    return None if spec is None else (spec, _task_from_flags(spec, given), "settings.py")
+
+
+def _from_tf_config(environ: Mapping[str, str]) -> _Place | None:
+    config = environ.get("TF_CONFIG", "").strip()
+    found = sources.tf_config(config) if config else None
+    if found is None:
+        return None
+    spec, task = found
+    return spec, _task(spec, task.type, task.index), "TF_CONFIG"
+
+
+def _refuse_lone_job_name(is_asked: bool, given: Mapping[str, str]) -> None:
+    """A --job_name may be the script's own; one of our jobs, or one with an index, is meant for us."""
+    job = given.get("job_name")
+    if job is not None and (is_asked or job in _KNOWN_JOBS or "task_index" in given):
+        raise UsageError(
+            f"--job_name {job!r} names a task but no cluster was found; give --ps_hosts and --worker_hosts, "
+            "or put a settings.py with the lists ps_svrs and worker_svrs beside the script."
+        )
+
+
+def _task_from_flags(spec: ClusterSpec, given: Mapping[str, str]) -> Task:
+    job = argv_flags.text(given, "job_name")
+    if job is None:
+        raise UsageError("Which task is this? Add --job_name=ps or --job_name=worker, and --task_index=0.")
+    return _task(spec, job, argv_flags.whole(given, "task_index"))
+
+
+def _task(spec: ClusterSpec, job: str, index: int | None) -> Task:
+    """Find the task; only an evaluator may be outside the cluster, where it has no address."""
+    if job == "evaluator" and job not in spec.jobs:
+        if index:
+            raise UsageError(f"There is no task evaluator:{index}; outside the cluster there is only evaluator:0.")
+        return Task(job, 0)
+    if job not in spec.jobs:
+        raise UsageError(f"The cluster has no job {job!r}; {hint(job, [*spec.jobs, 'evaluator'])}.")
+    if index is None and spec.num_tasks(job) > 1:
+        raise UsageError(f"Job {job!r} has {spec.num_tasks(job)} tasks; say which one with --task_index=0 or higher.")
+    task = Task(job, index or 0)
+    spec.address(task)
+    return task
+
+
+def _run_id_by_hand(spec: ClusterSpec) -> str:
+    """Every task of a cluster comes to the same name without talking to the others."""
+    canonical = msgspec.json.encode(spec.as_dict(), order="sorted")
+    return "by-hand-" + hashlib.sha256(canonical).hexdigest()[:8]

@@ -1,0 +1,65 @@
+"""MAY this run start? Whether the settings and the cluster make sense together.
+
+Called by discovery and the launcher before anything starts; pure.
+Must never correct a value: it says what would be right.
+"""
+
+import math
+
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec
+from paceline.cluster.spelling import hint
+from paceline.errors import UsageError
+
+MODES = ("async", "sync")
+PLACEMENTS = ("bytes", "round_robin", "greedy")
+LANES = ("auto", "inproc", "shm", "tcp")
+DATA = ("shard", "full")
+
+
+def check(settings: Settings, cluster: ClusterSpec) -> None:
+    """Raise UsageError unless the run makes sense.
+
+    >>> check(Settings(run_id="r"), ClusterSpec({"ps": ["a:1"], "worker": ["a:2"]}))
+    """
+    _check_jobs(cluster)
+    _one_of("mode", settings.mode, MODES)
+    _one_of("placement", settings.placement, PLACEMENTS)
+    _one_of("lane", settings.lane, LANES)
+    _one_of("data", settings.data, DATA)
+    _check_replicas(settings, len(cluster.workers))
+    _positive("lease_s", settings.lease_s)
+    _positive("wait_s", settings.wait_s)
+    if settings.log_every < 0:
+        raise UsageError(f"--log_every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
+
+
+def _check_jobs(cluster: ClusterSpec) -> None:
+    jobs = ", ".join(cluster.jobs)
+    if not cluster.ps:
+        raise UsageError(
+            f"The cluster has no job ps (its jobs: {jobs}), which holds the parameters; "
+            'add one, such as "ps": ["host:2222"].'
+        )
+    if not cluster.workers:
+        raise UsageError(f"The cluster has no job worker or chief (its jobs: {jobs}); nobody would train.")
+
+
+def _one_of(flag: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise UsageError(f"Unknown {flag} {value!r}; {hint(value, valid)}.")
+
+
+def _check_replicas(settings: Settings, num_workers: int) -> None:
+    count = settings.replicas_to_aggregate
+    if count is None:
+        return
+    if settings.mode != "sync":
+        raise UsageError(f"--replicas_to_aggregate only makes sense with --mode sync, and the mode is {settings.mode}.")
+    if not 1 <= count <= num_workers:
+        raise UsageError(f"--replicas_to_aggregate is {count}; it must be between 1 and the {num_workers} workers.")
+
+
+def _positive(flag: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--{flag} is {seconds}; it must be a number of seconds above 0.")

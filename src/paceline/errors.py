@@ -1,0 +1,69 @@
+"""WHAT can go wrong? One tree, mapped from lower-level errors at the boundary that saw them.
+
+    PacelineError
+    ├── UsageError              the caller's mistake, told before anything starts          exit 2
+    ├── TrainingFailed          the script, or the numbers in it, failed                   exit 1
+    │   └── NonFiniteGradient   gradients were not finite too many times in a row
+    └── ClusterError            the cluster could not form, or lost too much               exit 3
+        ├── WaitTimeout         a wait passed its deadline; says for whom
+        ├── ConnectionLost      the other side went away in the middle
+        ├── AuthenticationError the secrets differ
+        ├── ProtocolError       bytes that no paceline task would send
+        └── Refused             a ps said no: fenced, a different layout, not allowed
+
+Called by everyone; imports nothing; must never format secrets into a message.
+"""
+
+EXIT_OK = 0
+EXIT_TRAINING = 1
+EXIT_USAGE = 2
+EXIT_CLUSTER = 3
+EXIT_INTERRUPTED = 130
+
+
+class PacelineError(Exception):
+    """Base of every error that paceline raises on purpose."""
+
+    exit_code = EXIT_TRAINING
+
+
+class UsageError(PacelineError):
+    """The caller's mistake; one sentence that says what would be right."""
+
+    exit_code = EXIT_USAGE
+
+
+class TrainingFailed(PacelineError):
+    """The user's script raised, or its numbers went wrong."""
+
+    exit_code = EXIT_TRAINING
+
+
+class NonFiniteGradient(TrainingFailed):
+    """Too many gradients in a row held a NaN or an infinity."""
+
+
+class ClusterError(PacelineError):
+    """The cluster could not form, or lost too much to go on."""
+
+    exit_code = EXIT_CLUSTER
+
+
+class WaitTimeout(ClusterError):
+    """A wait passed its deadline; the message names whom it waited for."""
+
+
+class ConnectionLost(ClusterError):
+    """The other side closed the connection or stopped answering."""
+
+
+class AuthenticationError(ClusterError):
+    """The two sides do not share a secret."""
+
+
+class ProtocolError(ClusterError):
+    """Bytes that no paceline task of this version would send."""
+
+
+class Refused(ClusterError):
+    """A ps said no, with its reason."""

@@ -1,0 +1,109 @@
+"""HOW does a run end for its user? The text about a failed task, and the last block of `paceline run`.
+
+Called by launchers/local. Must never raise because a log or a report is missing, and must never print by itself.
+"""
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster.spec import Task
+from paceline.launchers.paths import RunPaths
+from paceline.telemetry.records import Metrics, WorkerReport
+
+TRACEBACK = "Traceback (most recent call last)"
+TAIL_BYTES = 64 * 1024
+TAIL_LINES = 15
+SHOWN_LINES = 60
+
+
+def failure(task: Task, code: int, log: Path, reason: list[str]) -> str:
+    """What happened to a task, where its log is, and why, as reason() found it.
+
+    >>> failure(Task("worker", 1), -9, Path("/nowhere"), [])
+    'worker:1 was killed by SIGKILL; its log: /nowhere'
+    """
+    head = f"{task} {how(code)}; its log: {shown(log)}"
+    return "\n".join([head, *(f"  {line}" for line in reason)])
+
+
+def how(code: int) -> str:
+    """How a process ended, in a few words."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+
+
+def reason(log: Path) -> list[str]:
+    """The last traceback of a log, else our own last sentence in it, else its last lines."""
+    try:
+        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    said = [number for number, line in enumerate(lines) if line.startswith("paceline: ")]
+    begins = [number for number, line in enumerate(lines) if line.lstrip("| +").startswith(TRACEBACK)]
+    if said and not begins:
+        return lines[said[-1] :][:SHOWN_LINES]
+    if begins:
+        return lines[begins[-1] :][:SHOWN_LINES]
+    return lines[-TAIL_LINES:]
+
+
+def gist(lines: list[str]) -> str:
+    """The line of a reason that says most: of a traceback the one that names the error.
+
+    >>> gist(["Traceback (most recent call last):", "  File x", "ValueError: 2", "bye"])
+    'ValueError: 2'
+    """
+    if lines and lines[0].startswith(TRACEBACK):
+        return next((line for line in lines[1:] if line and not line.startswith(" ")), "")
+    return lines[0] if lines and lines[0].startswith("paceline: ") else ""
+
+
+def block(summary: Mapping[str, object], paths: RunPaths) -> str:
+    """The last lines of a run: what was done, by whom, how fast, and where everything lies."""
+    outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
+    lines = [f"{outcome}; global step {summary['global_step']}, {summary['wall_s']:.1f} s"]
+    lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
+    model = newest_checkpoint(paths)
+    lines.append(f"Model: {shown(model)}" if model else "Model: none was saved")
+    lines.append(f"Summary: {shown(paths.summary)}")
+    lines.append(f"Run folder: {shown(paths.root)}")
+    return "\n".join(lines)
+
+
+def worker_line(report: WorkerReport) -> str:
+    """One worker's share, with a dash for what it could not tell.
+
+    >>> worker_line(WorkerReport(index=0, task="worker:0", steps=12, metrics={"loss": 0.5}))
+    '  worker:0  12 steps  - samples/s  step - ms  loss 0.5'
+    """
+    rate = "-" if report.samples_per_s is None else f"{report.samples_per_s:.0f}"
+    step_ms = "-" if report.step_ms is None else f"{report.step_ms.median:.2f}"
+    parts = [f"{report.task}  {report.steps} steps  {rate} samples/s  step {step_ms} ms"]
+    parts += [metrics(report.metrics)] if report.metrics else []
+    parts += ["(did not end properly)"] if report.is_lost else []
+    return "  " + "  ".join(parts)
+
+
+def metrics(values: Metrics) -> str:
+    """Logged values in few characters.
+
+    >>> metrics({"loss": 0.123456, "accuracy": None})
+    'loss 0.1235  accuracy nan'
+    """
+    return "  ".join(f"{name} {'nan' if value is None else format(value, '.4g')}" for name, value in values.items())
+
+
+def newest_checkpoint(paths: RunPaths) -> Path | None:
+    """The last complete checkpoint; its manifest is written last."""
+    complete = [path.parent for path in paths.checkpoints.glob("step-*/MANIFEST.json")]
+    return max(complete, key=lambda path: path.name, default=None)
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

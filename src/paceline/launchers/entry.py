@@ -1,0 +1,143 @@
+"""WHAT runs inside a task's process? `python -m paceline.launchers.entry [--parent PID] [--module] [SCRIPT …]`.
+
+Started by launchers/local; `paceline serve` calls become() in its own process.
+Must never outlive the launcher that started it, and must never import torch before the task does.
+"""
+
+import ctypes
+import faulthandler
+import importlib.machinery
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment, discover, encode_for_child
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, PacelineError, UsageError
+
+PR_SET_PDEATHSIG = 1
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker runs: a script, or a module as in `python -m`, with its own arguments."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+
+def check_program(program: Program) -> None:
+    """Refuse a script or module that is not there, before anything starts."""
+    if program.is_module:
+        top = program.script.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+            raise UsageError(f"No module named {top!r} here or among the installed ones.")
+    elif Path(program.script).is_dir():
+        raise UsageError(f"{program.script} is a folder; give the script inside it.")
+    elif not Path(program.script).is_file():
+        raise UsageError(f"There is no script {program.script}.")
+
+
+def become(assignment: Assignment, program: Program | None) -> int:
+    """Be this task in this process until it is over; its exit code comes back."""
+    os.environ.update(encode_for_child(assignment))  # where paceline.init() in the script looks first
+    if program is None:
+        return guarded(lambda: serve(assignment))
+    code = guarded(lambda: execute(program))
+    closing = guarded(lambda: close(is_ok=code == EXIT_OK))
+    return code or closing
+
+
+def serve(assignment: Assignment) -> None:
+    from paceline.launchers.task import serve_ps
+
+    serve_ps(assignment)
+
+
+def close(is_ok: bool) -> None:
+    from paceline.launchers.task import finish
+
+    finish(is_ok)
+
+
+def execute(program: Program) -> None:
+    """Run the script as `python SCRIPT` would: its name, its arguments, its folder first on the path."""
+    sys.argv = [program.script, *program.args]
+    if program.is_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(program.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program.script).resolve().parent))
+        runpy.run_path(program.script, run_name="__main__")
+
+
+def guarded(body: Callable[[], None]) -> int:
+    """Run body; whatever it raises is printed once and becomes an exit code."""
+    try:
+        body()
+    except SystemExit as error:
+        return exit_code(error)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except UsageError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except BaseException as error:
+        traceback.print_exception(type(error), error, script_part(error.__traceback__))
+        return error.exit_code if isinstance(error, PacelineError) else EXIT_TRAINING
+    return EXIT_OK
+
+
+def exit_code(error: SystemExit) -> int:
+    """What the interpreter would make of sys.exit(...)."""
+    if error.code is None:
+        return EXIT_OK
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return EXIT_TRAINING
+
+
+def script_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that only started the script."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel end this process when the thread of the launcher that started it is gone (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(EXIT_INTERRUPTED)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The task that the launcher's environment describes."""
+    rest = list(argv)
+    if rest[:1] == ["--parent"]:
+        die_with(int(rest[1]))
+        del rest[:2]
+    is_module = rest[:1] == ["--module"]
+    if is_module:
+        del rest[0]
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored, and that is inherited
+    assignment = discover(argv=[])
+    if assignment is None:
+        raise UsageError("This is the launcher's own entry; start tasks with `paceline run` or `paceline serve`.")
+    program = Program(script=rest[0], args=tuple(rest[1:]), is_module=is_module) if rest else None
+    return become(assignment, program)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

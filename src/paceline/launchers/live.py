@@ -1,0 +1,188 @@
+"""WHAT does one see while a run goes on? A live table in a terminal, plain lines elsewhere.
+
+Called by launchers/supervisor. Must never wait for a task: it reads what telemetry has written so far.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.launchers.closing import metrics
+from paceline.launchers.paths import RunPaths
+from paceline.telemetry.records import Tick
+
+TAIL_BYTES = 64 * 1024
+COLUMNS = ("task", "step", "global step", "steps/s", "metrics", "phase")
+
+
+class Line(Tick, frozen=True, kw_only=True):
+    """A tick as it stands in a telemetry file; other kinds of record are skipped."""
+
+    kind: str = ""
+
+
+class Ticks:
+    """The newest tick of every task, read from the ends of growing files."""
+
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths) -> None:
+        self.newest: dict[Task, Tick] = {}
+        self._files = {task: paths.telemetry(task) for task in [*cluster.ps, *cluster.workers]}
+        self._read_to = dict.fromkeys(self._files, 0)
+        self._decoder = msgspec.json.Decoder(Line)
+
+    def update(self) -> None:
+        """Read what was written since the last call."""
+        for task, path in self._files.items():
+            for line in reversed(self._new_lines(task, path)):
+                tick = self._tick(line)
+                if tick is not None:
+                    self.newest[task] = tick
+                    break
+
+    def _new_lines(self, task: Task, path: Path) -> list[bytes]:
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(self._read_to[task], size - TAIL_BYTES))
+                text = file.read()
+                complete = text.rfind(b"\n") + 1  # the rest of the last line comes next time
+                self._read_to[task] = file.tell() - len(text) + complete
+        except OSError:
+            return []
+        return text[:complete].splitlines()
+
+    def _tick(self, line: bytes) -> Tick | None:
+        try:
+            record = self._decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+        return record if record.kind == "tick" else None
+
+
+class View(Protocol):
+    """What the launcher shows a run with."""
+
+    period_s: float
+
+    def update(self, codes: Mapping[Task, int]) -> None:
+        """Show how things stand; `codes` has the exit codes of the tasks that have ended."""
+
+    def say(self, text: str) -> None:
+        """Print something that stays."""
+
+    def close(self) -> None:
+        """Show nothing more."""
+
+
+class PlainLines:
+    """One line every three seconds, for pipes and CI."""
+
+    period_s = 3.0
+
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths) -> None:
+        self._workers = cluster.workers
+        self._ticks = Ticks(cluster, paths)
+        self._began = time.monotonic()
+
+    def update(self, codes: Mapping[Task, int]) -> None:
+        self._ticks.update()
+        parts = [worker_text(task, self._ticks.newest.get(task), codes.get(task)) for task in self._workers]
+        seconds = time.monotonic() - self._began
+        self.say(f"[{seconds:5.0f} s] global step {global_step(self._ticks.newest)} | {' | '.join(parts)}")
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveTable:
+    """A table in a terminal, redrawn only when update() is called, by no thread of its own."""
+
+    period_s = 0.5
+
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths, console: Console) -> None:
+        self._tasks = [*cluster.ps, *cluster.workers]
+        self._ticks = Ticks(cluster, paths)
+        self._live = Live(console=console, auto_refresh=False)
+        self._live.start()
+
+    def update(self, codes: Mapping[Task, int]) -> None:
+        self._ticks.update()
+        table = Table(*COLUMNS)
+        for task in self._tasks:
+            table.add_row(*row(task, self._ticks.newest.get(task), codes.get(task)))
+        self._live.update(table, refresh=True)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_view(cluster: ClusterSpec, paths: RunPaths) -> View:
+    """The table in a terminal; plain lines in a pipe, and with CI set."""
+    console = Console()
+    if console.is_terminal and sys.stdout.isatty() and not os.environ.get("CI"):
+        return LiveTable(cluster, paths, console)
+    return PlainLines(cluster, paths)
+
+
+def row(task: Task, tick: Tick | None, code: int | None) -> tuple[str, ...]:
+    """One task's cells.
+
+    >>> row(Task("worker", 0), Tick(step=5, global_step=9, steps_per_s=2.0, phase="train"), None)
+    ('worker:0', '5', '9', '2.0', '', 'train')
+    """
+    if tick is None:
+        return str(task), "", "", "", "", phase(None, code)
+    if task.job == "ps":
+        stale = "" if tick.staleness_mean is None else f"staleness {tick.staleness_mean:.2f}"
+        return (
+            str(task),
+            str(tick.version),
+            str(tick.global_step),
+            f"{tick.updates_per_s:.1f}",
+            stale,
+            phase(tick, code),
+        )
+    rate = f"{tick.steps_per_s:.1f}"
+    return str(task), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), phase(tick, code)
+
+
+def worker_text(task: Task, tick: Tick | None, code: int | None) -> str:
+    """One worker's part of a plain line.
+
+    >>> worker_text(Task("worker", 0), None, None)
+    'worker:0 starting'
+    """
+    if tick is None:
+        return f"{task} {phase(None, code)}"
+    parts = [f"{task} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
+    parts += [phase(tick, code)] if code is not None else []
+    return "  ".join(part for part in parts if part)
+
+
+def phase(tick: Tick | None, code: int | None) -> str:
+    """What a task is doing, in a word."""
+    if code is not None:
+        return "ended" if code == 0 else "failed"
+    if tick is None:
+        return "starting"
+    return tick.phase or "serve"
+
+
+def global_step(newest: Mapping[Task, Tick]) -> int:
+    """The newest global step that any task has told."""
+    return max((tick.global_step for tick in newest.values()), default=0)

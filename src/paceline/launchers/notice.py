@@ -1,0 +1,37 @@
+"""WHO tells the ps that a worker will not come back? Whoever started it: the launcher, or the threads' one.
+
+Called after a worker's process has ended badly. Best effort: a ps that is not there yet is tried again for a while.
+"""
+
+import time
+
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import ClusterError
+from paceline.transport.channel import connect
+from paceline.wire.messages import Lost
+
+TRY_S = 10.0
+PAUSE_S = 0.2
+
+
+def tell_lost(cluster: ClusterSpec, secret: bytes, task: Task, lane: str = "auto") -> bool:
+    """Tell every ps; True when all were told."""
+    return all([_tell(cluster.address(ps), secret, cluster.worker_index(task), lane) for ps in cluster.ps])
+
+
+def _tell(address: str, secret: bytes, worker: int, lane: str) -> bool:
+    deadline = time.monotonic() + TRY_S
+    while time.monotonic() < deadline:
+        try:
+            channel = connect(address, lane, secret)
+        except ClusterError:
+            time.sleep(PAUSE_S)  # it may not listen yet; nobody can wake us
+            continue
+        try:
+            channel.ask(Lost(worker))
+            return True
+        except ClusterError:
+            return False  # it ended meanwhile
+        finally:
+            channel.close()
+    return False

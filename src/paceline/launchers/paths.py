@@ -1,0 +1,114 @@
+"""WHERE do the files of a run lie? Every file name of a run folder, in one class.
+
+Called by the launcher and by every task that was given a run folder.
+Must never depend on the current folder after it was made: a script may change it.
+"""
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.cluster.spec import Task
+from paceline.errors import UsageError
+
+
+class RunPaths:
+    """The files of the run in folder `root`.
+
+    >>> RunPaths("/runs/r1").logs(Task("ps", 0)).as_posix()
+    '/runs/r1/logs/ps-0.log'
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunPaths({str(self.root)!r})"
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings."""
+        return self.root / "config.json"
+
+    @property
+    def cluster(self) -> Path:
+        """Jobs and addresses, and what each task runs on."""
+        return self.root / "cluster.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def summary(self) -> Path:
+        """How the run went; there when it has ended."""
+        return self.root / "summary.json"
+
+    @property
+    def secret(self) -> Path:
+        """What tasks of this run prove to each other that they know; only the owner may read it."""
+        return self.root / "secret"
+
+    def logs(self, task: Task) -> Path:
+        """What this task printed."""
+        return self.root / "logs" / f"{task.job}-{task.index}.log"
+
+    def telemetry(self, task: Task) -> Path:
+        """What this task recorded."""
+        return self.root / "telemetry" / f"{task.job}-{task.index}.jsonl"
+
+    def create(self) -> None:
+        """Make the folders; those that are there already stay as they are."""
+        try:
+            for folder in ("logs", "telemetry", "checkpoints"):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"The run folder {self.root} cannot be made: {error.strerror}.") from error
+
+    def write_secret(self, secret: bytes) -> None:
+        """Write the secret as hex, readable by nobody else at any moment."""
+        self.secret.unlink(missing_ok=True)
+        descriptor = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret.hex())
+
+    def read_secret(self) -> bytes:
+        """The secret of this run, for whoever wants to talk to its tasks later."""
+        try:
+            return bytes.fromhex(self.secret.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"No readable secret at {self.secret}: is {self.root} a run folder of yours?") from error
+
+
+def new_run_dir(base: Path | str = "runs") -> Path:
+    """Make `base/<date>-<time>-<four hex digits>` with its folders, and let `base/latest` point to it."""
+    parent = Path(base).absolute()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        root = _make_unique(parent)
+    except OSError as error:
+        raise UsageError(f"No run folder can be made in {parent}: {error.strerror}.") from error
+    RunPaths(root).create()
+    _point_latest(parent, root.name)
+    return root
+
+
+def _make_unique(parent: Path) -> Path:
+    while True:
+        root = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        with suppress(FileExistsError):
+            root.mkdir()
+            return root
+
+
+def _point_latest(parent: Path, name: str) -> None:
+    """Swap the link in one move; a convenience, so a file system without links only goes without it."""
+    draft = parent / f".latest-{name}"
+    with suppress(OSError):
+        draft.symlink_to(name, target_is_directory=True)
+        os.replace(draft, parent / "latest")
+    with suppress(OSError):
+        draft.unlink()

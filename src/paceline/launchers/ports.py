@@ -1,0 +1,93 @@
+"""WHERE may tasks listen? Free loopback addresses for new tasks, and whether given ones are free here.
+
+Called by launchers/local before anything starts. Must never listen or connect: it only binds, and lets go.
+"""
+
+import errno
+import socket
+import sys
+from collections.abc import Iterable
+
+import psutil
+
+from paceline.cluster.spec import split_address
+from paceline.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+class Reserved:
+    """Free ports, held so that nobody else gets them.
+
+    On Linux they are held for the whole run: SO_REUSEADDR, which our listeners set too, lets a task listen at
+    a port that we have only bound. Elsewhere that is refused, so before_start() lets go.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def addresses(self, count: int) -> list[str]:
+        """Return so many free loopback addresses, different from all returned before."""
+        found = []
+        for _ in range(count):
+            holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((LOOPBACK, 0))
+            self._sockets.append(holder)
+            found.append(f"{LOOPBACK}:{holder.getsockname()[1]}")
+        return found
+
+    def before_start(self) -> None:
+        """Make way for the tasks that will listen, where holding on would stop them."""
+        if sys.platform != "linux":
+            self.release()
+
+    def release(self) -> None:
+        """Let go of all ports."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+    def __enter__(self) -> "Reserved":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def check_free(addresses: Iterable[str]) -> None:
+    """Refuse an address that is not of this host, or that somebody listens at."""
+    for address in addresses:
+        host, port = split_address(address)
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise UsageError(f"The host of {address} is not known: {error.strerror}.") from None
+        family, kind, _, _, target = infos[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ends of old connections do not count
+            try:
+                probe.bind(target)
+            except OSError as error:
+                raise UsageError(_refusal(address, port, error)) from None
+
+
+def _refusal(address: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} of {address} is in use{by_whom(port)}; choose another, or end what listens there."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"{address} is not an address of this host; `paceline run` starts tasks here only, "
+            "start that one there with `paceline serve`."
+        )
+    return f"No task can listen at {address}: {error.strerror}."
+
+
+def by_whom(port: int) -> str:
+    """The process that listens at a port, where the system lets us see it."""
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""

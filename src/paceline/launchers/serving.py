@@ -1,0 +1,143 @@
+"""HOW is a ps run? Its service, its printed lines, its telemetry and its end, put together.
+
+Called by launchers/task and launchers/threads. Decides nothing about training.
+"""
+
+import errno
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment
+from paceline.errors import UsageError, WaitTimeout
+from paceline.launchers.paths import RunPaths
+from paceline.launchers.ports import by_whom
+from paceline.modes import make as make_mode
+from paceline.params.arena import has_shared_memory
+from paceline.server.core import Core, PsConfig
+from paceline.server.service import Service
+from paceline.telemetry import lines, read, summary
+from paceline.telemetry.sink import Sink
+from paceline.transport.base import split
+
+SAY_EVERY_S = 10.0
+
+
+def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]) -> Service:
+    """The service of one ps, not listening yet."""
+    cluster, settings = assignment.cluster, assignment.settings
+    config = PsConfig(
+        index=assignment.task.index,
+        num_ps=len(cluster.ps),
+        num_workers=len(cluster.workers),
+        run_id=settings.run_id,
+        mode=make_mode(settings.mode, settings.replicas_to_aggregate),
+        placement=settings.placement,
+        lease_s=settings.lease_s,
+        wait_s=settings.wait_s,
+    )
+    return Service(config, assignment.secret, on_report)
+
+
+def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> None:
+    """Serve until the run is over; a signal ends it early."""
+    settings, task = assignment.settings, assignment.task
+    paths = RunPaths(settings.run_dir) if settings.run_dir else None
+    sink = Sink(paths.telemetry(task) if paths else None)
+    is_mine = assignment.source == "launcher"  # then the launcher sums up, else ps:0 does
+
+    def on_report(of: str, report: bytes) -> None:
+        if not is_mine:
+            sink.event("report", task=of, report=msgspec.json.decode(report))
+
+    service = make_service(assignment, on_report)
+    _listen(service, assignment, say)
+    if is_main:
+        signal.signal(signal.SIGTERM, lambda *_: service.stop())
+    sink.event("start", task=str(task), incarnation=assignment.incarnation)
+    ticks = _Ticks(assignment, sink, say)
+    began = time.monotonic()
+    try:
+        service.run(ticks.tick)
+    finally:
+        core = service.core
+        sink.event("report", task=str(task), report=msgspec.to_builtins(core.report()))
+        sink.close()
+        if paths is not None and not is_mine and task.index == 0:
+            lost = [f"worker:{w}" for w in core.members.gone]
+            told = summary.build(
+                settings,
+                assignment.cluster,
+                read.reports(paths.root),
+                ok=not lost,
+                wall_s=time.monotonic() - began,
+                restarts=0,
+                lost=lost,
+                error=None,
+            )
+            summary.write(paths.root, told)
+    say(f"ps:{task.index} served {core.state.version} updates")
+
+
+def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> None:
+    lane = assignment.settings.lane
+    lanes = {"auto": ["tcp", "shm"], "shm": ["tcp", "shm"]}.get(lane, [lane])
+    if not has_shared_memory() and "shm" in lanes:
+        lanes.remove("shm")
+    address = assignment.cluster.address(assignment.task)
+    try:
+        service.listen(address, lanes)
+    except OSError as error:
+        port = split(address)[1]
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"port {port} of {assignment.task} ({address}) is in use{by_whom(port)}") from error
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise UsageError(f"{assignment.task} cannot listen at {address}: {error.strerror or error}") from error
+        service.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
+        say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
+    say(lines.started_line(address))
+
+
+class _Ticks:
+    """Four times a second: once a second a record; while workers are missing, the waiting lines."""
+
+    def __init__(self, assignment: Assignment, sink: Sink, say: Callable[[str], None]) -> None:
+        self._task = str(assignment.task)
+        self._devices = [t.device for t in assignment.cluster.workers]
+        self._wait_s = assignment.settings.wait_s
+        self._sink = sink
+        self._say = say
+        self._began = time.monotonic()
+        self._said_s = -SAY_EVERY_S
+        self._recorded_s = 0.0
+        self._version = 0
+
+    def tick(self, core: Core) -> None:
+        waited_s = time.monotonic() - self._began
+        missing = core.members.missing
+        if missing:
+            if waited_s > self._wait_s:
+                names = ", ".join(self._devices[w] for w in missing)
+                raise WaitTimeout(f"gave up after {waited_s:.0f} s: {names} did not join")
+            if waited_s - self._said_s >= SAY_EVERY_S:
+                self._said_s = waited_s - waited_s % SAY_EVERY_S
+                for worker in missing:
+                    self._say(lines.waiting_line(self._devices[worker], waited_s))
+        if waited_s - self._recorded_s >= 1.0:
+            self._record(core, waited_s)
+
+    def _record(self, core: Core, waited_s: float) -> None:
+        version = core.state.version
+        staleness = core.state.staleness
+        count = staleness.total()
+        self._sink.tick(
+            task=self._task,
+            version=version,
+            global_step=version,
+            updates_per_s=round((version - self._version) / (waited_s - self._recorded_s), 2),
+            workers=len(core.members.live),
+            staleness_mean=round(sum(s * n for s, n in list(staleness.items())) / count, 3) if count else None,
+        )
+        self._version, self._recorded_s = version, waited_s

@@ -1,0 +1,209 @@
+"""WHEN is a run over? Starts the tasks of a prepared run, watches them, ends what is left, sums up.
+
+Called by launchers/local. Must never leave a process behind, nor a run folder without summary.json.
+
+A run: 1 start the tasks, 2 watch until the workers have ended, 3 end the rest, 4 write and show the summary.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FrameType
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
+from paceline.launchers import closing
+from paceline.launchers.children import Children, Exited, Interrupted
+from paceline.launchers.entry import Program
+from paceline.launchers.live import View, make_view
+from paceline.launchers.notice import tell_lost
+from paceline.launchers.paths import RunPaths
+from paceline.telemetry import read, summary
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose folder has been made."""
+
+    program: Program
+    cluster: ClusterSpec
+    settings: Settings
+    paths: RunPaths
+    threads: str
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long tasks may take to end by themselves."""
+
+    ps_s: float = 10.0  # after the last worker
+    stop_s: float = 5.0  # after they were asked to
+
+
+class End(Enum):
+    """Why the watching ended."""
+
+    WORKERS_ENDED = "every worker has ended"
+    INTERRUPTED = "interrupted"
+    PS_LOST = "a ps was lost"
+    OUR_FAULT = "the launcher failed"
+
+
+def supervise(run: Run, patience: Patience) -> int:
+    """From the first process to the summary; the exit code comes back."""
+    began = time.monotonic()
+    children = Children()
+    failures = Failures(run.paths, make_view(run.cluster, run.paths))
+    end = End.OUR_FAULT
+    try:
+        with interrupts(children):
+            start(run, children)
+            end = watch(run, children, failures)
+            end_rest(children, failures.view, patience, end)
+    finally:
+        children.kill()
+        children.wait_until_gone(None, patience.stop_s)
+        failures.tell_all(children)
+        failures.view.close()
+        code, error = verdict(failed(children), end)
+        told = sum_up(run, failed(children), error, time.monotonic() - began)
+    print(closing.block(told, run.paths), flush=True)
+    return code
+
+
+class Failures:
+    """Tells each failure once, and the same reason in full only once."""
+
+    def __init__(self, paths: RunPaths, view: View) -> None:
+        self.view = view
+        self._paths = paths
+        self._told: set[Task] = set()
+        self._reasons: set[str] = set()
+
+    def tell(self, task: Task, code: int) -> None:
+        if task in self._told:
+            return
+        self._told.add(task)
+        log = self._paths.logs(task)
+        reason = closing.reason(log)
+        gist = closing.gist(reason)
+        if gist and gist in self._reasons:
+            reason = [f"for the same reason: {gist}"]
+        self._reasons.add(gist)
+        self.view.say(closing.failure(task, code, log, reason))
+
+    def tell_all(self, children: Children) -> None:
+        for task, code in failed(children).items():
+            self.tell(task, code)
+
+
+def start(run: Run, children: Children) -> None:
+    """1. The ps first, then the workers; any order would do."""
+    secret = run.paths.read_secret()
+    base = {**os.environ, "OMP_NUM_THREADS": run.threads, "PYTHONUNBUFFERED": "1"}
+    for task in [*run.cluster.ps, *run.cluster.workers]:
+        assignment = Assignment(run.cluster, task, 1, run.settings, secret, "launcher")
+        program = None if task.job == "ps" else run.program
+        children.start(task, program, {**base, **encode_for_child(assignment)}, run.paths.logs(task))
+
+
+def watch(run: Run, children: Children, failures: Failures) -> End:
+    """2. Until the last worker has ended; the others go on when one fails, but not without a ps."""
+    view = failures.view
+    due = time.monotonic() + view.period_s
+    while children.running("worker"):
+        event = children.next_event(due - time.monotonic())
+        if isinstance(event, Interrupted):
+            view.say("Interrupted: ending all tasks.")
+            return End.INTERRUPTED
+        if isinstance(event, Exited) and event.code != EXIT_OK:
+            failures.tell(event.task, event.code)
+            if event.task.job != "ps":
+                secret = run.paths.read_secret()
+                threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task), daemon=True).start()
+            else:
+                view.say(f"{event.task} was lost: ending all tasks.")
+                return End.PS_LOST
+        if time.monotonic() >= due:
+            view.update(children.codes)
+            due = time.monotonic() + view.period_s
+    view.update(children.codes)
+    return End.WORKERS_ENDED
+
+
+def end_rest(children: Children, view: View, patience: Patience, end: End) -> None:
+    """3. After training the ps end by themselves; else: ask the workers, then the ps, then kill."""
+    if end is End.WORKERS_ENDED and not children.wait_until_gone("ps", patience.ps_s):
+        left = ", ".join(str(task) for task in children.running())
+        view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")
+    children.send(children.running("worker"), signal.SIGINT)
+    children.wait_until_gone("worker", patience.stop_s / 2)
+    children.send(children.running("ps"), signal.SIGTERM)
+    if not children.wait_until_gone(None, patience.stop_s / 2):
+        children.kill()
+
+
+def failed(children: Children) -> dict[Task, int]:
+    """The tasks that ended badly without having been asked to end."""
+    return {task: code for task, code in children.codes.items() if code != EXIT_OK and task not in children.asked}
+
+
+def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
+    """The exit code of the run, and why, in a few words.
+
+    >>> verdict({Task("worker", 1): 1}, End.WORKERS_ENDED)
+    (1, 'worker:1 failed with exit code 1')
+    """
+    if end is End.INTERRUPTED:
+        return EXIT_INTERRUPTED, end.value
+    if not failures:
+        return (EXIT_OK, None) if end is End.WORKERS_ENDED else (EXIT_CLUSTER, end.value)
+    error = "; ".join(f"{task} {closing.how(code)}" for task, code in failures.items())
+    if EXIT_CLUSTER in failures.values() or any(task.job == "ps" for task in failures):
+        return EXIT_CLUSTER, error
+    return (EXIT_USAGE if EXIT_USAGE in failures.values() else EXIT_TRAINING), error
+
+
+def sum_up(run: Run, failures: dict[Task, int], error: str | None, wall_s: float) -> dict[str, object]:
+    """4. summary.json, whatever has happened."""
+    told = summary.build(
+        run.settings,
+        run.cluster,
+        read.reports(run.paths.root),
+        ok=error is None,
+        wall_s=wall_s,
+        restarts=0,
+        lost=[str(task) for task in failures],
+        error=error,
+    )
+    summary.write(run.paths.root, told)
+    return told
+
+
+@contextmanager
+def interrupts(children: Children) -> Iterator[None]:
+    """Ctrl+C, kill and a closed terminal become an event; only where the main thread runs us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        children.interrupt()
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number, handler in before.items():
+        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

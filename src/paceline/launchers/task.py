@@ -1,0 +1,123 @@
+"""WHAT is this process, once it knows its task? A ps that serves, a worker with its context, or nobody's: plain.
+
+Called by paceline.init in a script, by launchers/entry and by launchers/threads; the only place that knows both sides.
+"""
+
+import atexit
+import errno
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment, discover
+from paceline.cluster.spec import Addresses, ClusterSpec
+from paceline.errors import UsageError
+from paceline.launchers.ports import by_whom
+from paceline.telemetry import lines
+from paceline.transport.base import split
+from paceline.worker.context import Context, flush_line
+
+_here = threading.local()  # launchers/threads puts a thread's own assignment here
+_contexts: list[Context] = []
+
+
+@contextmanager
+def in_this_thread(assignment: Assignment) -> Iterator[list[Context]]:
+    """Let paceline.init() in this thread find this assignment; the contexts it makes are in the list."""
+    _here.assignment, _here.contexts = assignment, []
+    try:
+        yield _here.contexts
+    finally:
+        _here.assignment = None
+
+
+def init(cluster: ClusterSpec | Mapping[str, Addresses] | None = None, flags: bool = False) -> Context:
+    """Find this process's task. In a ps task this serves and never returns; without a cluster it changes nothing.
+
+    >>> init().num_workers
+    1
+    """
+    given = getattr(_here, "assignment", None)
+    assignment: Assignment | None = given or discover(cluster=cluster, flags=flags)
+    if assignment is None:
+        return Context(None, flush_line)
+    if given is None:
+        assignment = _by_hand(assignment)
+    if assignment.task.job == "ps":
+        serve_ps(assignment)
+        sys.exit(0)
+    if given is not None:
+        context = Context(assignment, _quiet)
+        _here.contexts.append(context)
+        return context
+    announce(assignment)
+    _reserve(assignment)
+    context = Context(assignment, flush_line)
+    _contexts.append(context)
+    atexit.register(_close_at_exit, context)
+    return context
+
+
+def _by_hand(assignment: Assignment) -> Assignment:
+    """By hand nobody counts restarts, so the clock does: a later start has a larger incarnation."""
+    if assignment.source == "launcher":
+        return assignment
+    return msgspec.structs.replace(assignment, incarnation=int(time.time()))
+
+
+def announce(assignment: Assignment) -> None:
+    """The first lines of a task's log."""
+    flush_line(lines.job_line(assignment.task.job))
+    flush_line(lines.task_line(assignment.task.index))
+    for line in lines.cluster_lines(assignment.cluster):
+        flush_line(line)
+    flush_line(f"Found by: {assignment.source}")
+
+
+def serve_ps(assignment: Assignment) -> None:
+    """Be a ps until every worker has closed or is gone for good."""
+    from paceline.launchers.serving import serve
+
+    announce(assignment)
+    serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
+
+
+def finish(is_ok: bool) -> None:
+    """After the script: close what it left open. After a failure without a word, so that the ps sees a death."""
+    while _contexts:
+        _contexts.pop().close(is_ok)
+
+
+def _close_at_exit(context: Context) -> None:
+    context.close(is_ok=sys.exc_info()[0] is None and not getattr(sys, "last_value", None))
+
+
+def _quiet(line: str) -> None:
+    """Threads of one process share its output, so their lines go nowhere."""
+
+
+def _reserve(assignment: Assignment) -> None:
+    """A worker holds its own address too, so that two tasks cannot be started as one by mistake."""
+    if assignment.task.job not in assignment.cluster.jobs:
+        return
+    address = assignment.cluster.address(assignment.task)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(split(address))
+        sock.listen(1)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"{address} of {assignment.task} is in use{by_whom(split(address)[1])}") from error
+        return  # not an address of this host: behind NAT, say. Nobody needs to reach a worker
+    _reserved.append(sock)
+    flush_line(lines.started_line(address))
+
+
+_reserved: list[socket.socket] = []

@@ -1,0 +1,60 @@
+"""WHERE do the numbers lie? Page-aligned flat memory, private or shared between processes.
+
+The ps makes shared ones, lanes hand them over, frameworks lay tensor views on `memory`. Imports no framework.
+"""
+
+import mmap
+import os
+import sys
+
+SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW: nobody can pull the memory from under the other side
+F_ADD_SEALS = 1033
+
+
+def has_shared_memory() -> bool:
+    """Whether this system has sealed anonymous memory that can be handed to another process."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
+
+
+class Arena:
+    """`size_bytes` of zeroed memory. `memory` is writable unless it was opened read-only.
+
+    >>> arena = Arena.private(128)
+    >>> arena.memory[:2] = b"ok"
+    >>> bytes(arena.memory[:3])
+    b'ok\\x00'
+    """
+
+    def __init__(self, buffer: mmap.mmap, size_bytes: int, fd: int | None) -> None:
+        self.size_bytes = size_bytes
+        self.fd = fd
+        self._buffer = buffer
+        self.memory = memoryview(buffer)[:size_bytes]
+
+    @classmethod
+    def private(cls, size_bytes: int) -> "Arena":
+        return cls(mmap.mmap(-1, max(1, size_bytes)), size_bytes, None)
+
+    @classmethod
+    def shared(cls, size_bytes: int) -> "Arena":
+        """Memory that can be handed over; all of it is allocated now, so that no later write fails."""
+        if not has_shared_memory():
+            return cls.private(size_bytes)
+        import fcntl
+
+        fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.posix_fallocate(fd, 0, max(1, size_bytes))
+        fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
+        return cls(mmap.mmap(fd, max(1, size_bytes)), size_bytes, fd)
+
+    @classmethod
+    def opened(cls, fd: int, size_bytes: int, is_writable: bool) -> "Arena":
+        """The other side's memory, from the descriptor that came over the lane."""
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+        return cls(mmap.mmap(fd, max(1, size_bytes), prot=access), size_bytes, fd)
+
+    def close(self) -> None:
+        """Give the descriptor back; the mapping goes when the last view of it does."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

@@ -1,0 +1,119 @@
+"""WHAT is trained? All tensors of a model by name, shape, stride and dtype; *trained* or only *carried*.
+
+Made by a framework's worker file, sent once at join, compared by every ps. Must never import a framework.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+
+ALIGN_BYTES = 64  # every tensor starts, and every tensor is cut, at a multiple of this
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor. `group` is the index of its optimizer parameter group (-1 when it is only carried)."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    group: int = -1
+
+    @property
+    def is_trained(self) -> bool:
+        return self.group >= 0
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+class Layout(msgspec.Struct, frozen=True, dict=True):
+    """Every parameter and persistent buffer of one model, in the model's order.
+
+    >>> layout = Layout((TensorSpec("w", (2, 3), (3, 1), "float32", 0),))
+    >>> layout.trained[0].size_bytes
+    24
+    """
+
+    tensors: tuple[TensorSpec, ...]
+
+    @cached_property
+    def trained(self) -> tuple[TensorSpec, ...]:
+        return tuple(t for t in self.tensors if t.is_trained)
+
+    @cached_property
+    def carried(self) -> tuple[TensorSpec, ...]:
+        return tuple(t for t in self.tensors if not t.is_trained)
+
+    @cached_property
+    def carried_offsets(self) -> tuple[int, ...]:
+        """Byte offset of each carried tensor in the block that holds them all."""
+        return tuple(offsets_of(self.carried))
+
+    @cached_property
+    def carried_bytes(self) -> int:
+        return total_bytes(self.carried)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=8).hexdigest()
+
+
+def align(size_bytes: int) -> int:
+    """The next multiple of ALIGN_BYTES."""
+    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:
+    """Where each tensor starts when they are laid out one after the other."""
+    offsets, position = [], 0
+    for tensor in tensors:
+        offsets.append(position)
+        position += align(tensor.size_bytes)
+    return offsets
+
+
+def total_bytes(tensors: Sequence[TensorSpec]) -> int:
+    return sum(align(t.size_bytes) for t in tensors)
+
+
+def difference(ours: Layout, theirs: Layout) -> list[str]:
+    """What differs, a line a tensor; empty when the two are the same."""
+    mine = {t.name: t for t in ours.tensors}
+    other = {t.name: t for t in theirs.tensors}
+    lines = [f"- {name}: only here" for name in mine if name not in other]
+    lines += [f"+ {name}: only there" for name in other if name not in mine]
+    for name in mine.keys() & other.keys():
+        a, b = mine[name], other[name]
+        if a != b:
+            lines.append(f"~ {name}: here {_describe(a)}, there {_describe(b)}")
+    if not lines and [t.name for t in ours.tensors] != [t.name for t in theirs.tensors]:
+        lines.append("~ the same tensors in a different order")
+    return sorted(lines)
+
+
+def _describe(t: TensorSpec) -> str:
+    return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {'trained' if t.is_trained else 'carried'}"

@@ -1,0 +1,173 @@
+"""WHAT does one ps know? Its state, its shard, its slots and who is connected; the lock around them.
+
+Shared by server/service (hot path) and server/desk (cold requests). `perform` makes the state's words true.
+"""
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from paceline.cluster.membership import Membership
+from paceline.modes.base import Mode
+from paceline.server.budget import Budget
+from paceline.server.shard import Shard, Slot
+from paceline.server.state import Action, Answer, Apply, Free, ShardState
+from paceline.telemetry.records import PsReport
+from paceline.transport.channel import Channel
+from paceline.wire.decisions import Key
+from paceline.wire.frames import Flag
+from paceline.wire.messages import Carried, Done, Failed, Ticket, encode
+
+
+@dataclass(frozen=True, slots=True)
+class PsConfig:
+    """What a ps is told when it starts."""
+
+    index: int
+    num_ps: int
+    num_workers: int
+    run_id: str
+    mode: Mode
+    placement: str
+    lease_s: float
+    wait_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connection. `key` and `slot` are set when a worker has joined on it."""
+
+    channel: Channel
+    key: Key | None = None
+    slot: Slot | None = None
+    watches: Key | None = None  # a heartbeat connection: for whom it beats
+    wants_ticket: bool = False
+    outbox: "queue.SimpleQueue[Answer | None]" = field(default_factory=queue.SimpleQueue)
+
+
+class Core:
+    """All that changes in a ps; every method wants `lock` held unless it says otherwise."""
+
+    def __init__(self, config: PsConfig) -> None:
+        self.config = config
+        self.lock = threading.Lock()
+        self.members = Membership(config.num_workers)
+        self.state = ShardState(config.mode, self.members, is_coordinator=config.index == 0)
+        self.shard: Shard | None = None
+        self.is_initialised = False
+        self.is_started = False
+        self.carried = bytearray()
+        self.budget: Budget | None = None
+        self.slots: dict[Key, Slot] = {}
+        self.peers: dict[Key, Peer] = {}
+        self.watches: dict[Key, Peer] = {}
+        self.starters: dict[Key, Peer] = {}
+        self.in_barrier: dict[Key, Peer] = {}
+        self.ticket_waiters: dict[Key, Peer] = {}
+        self.gone_since_s: dict[int, float] = {}
+        self.apply_s = 0.0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.discarded_seen: Counter[int] = Counter()
+
+    def perform(self, actions: Sequence[Action]) -> list[tuple[Peer, Answer]]:
+        """Apply and free at once; whom to answer comes back, because answering needs no lock."""
+        answers = []
+        for action in actions:
+            if type(action) is Apply:
+                assert self.shard is not None
+                began = time.perf_counter()
+                self.shard.apply([self.slots[key] for key in action.contributors])
+                self.apply_s += time.perf_counter() - began
+            elif type(action) is Answer:
+                peer = self.peers.get(action.key)
+                if peer is not None:
+                    answers.append((peer, action))
+            elif type(action) is Free:
+                slot = self.slots.pop(action.key, None)
+                if slot is not None:
+                    slot.arena.close()
+        return answers
+
+    def ticket_flag(self, peer: Peer) -> int:
+        """Whether this worker may compute one more step, for the answer that is about to leave."""
+        if self.budget is None or not peer.wants_ticket or peer.key is None:
+            return 0
+        if self.config.mode.has_rounds:
+            return Flag.TICKET if self.budget.grant_round(self.state.version) else 0
+        return Flag.TICKET if self.budget.grant(peer.key[0], self.state.version) else 0
+
+    def release_tickets(self) -> None:
+        """Answer those who wait for a ticket, as far as it goes."""
+        if self.budget is None:
+            return
+        for key, peer in list(self.ticket_waiters.items()):
+            version = self.state.version
+            if self.config.mode.has_rounds:
+                is_granted = self.budget.grant_round(version)
+            else:
+                is_granted = self.budget.grant(key[0], version)
+            is_spent = self.budget.is_spent(version)
+            if is_granted or is_spent:
+                del self.ticket_waiters[key]
+                peer.channel.say(Ticket(is_granted, is_spent, version))
+
+    def release_barrier(self) -> list[Action]:
+        """Let everybody out when every live worker is in."""
+        if not self.in_barrier or {k[0] for k in self.in_barrier} < set(self.members.live):
+            return []
+        for key, peer in self.in_barrier.items():
+            self.members.resume(key[0])
+            peer.channel.say(Done())
+        self.in_barrier.clear()
+        return []
+
+    def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
+        """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""
+        peer = self.peers.get(key)
+        for waiting in (self.starters, self.in_barrier, self.ticket_waiters):
+            waiting.pop(key, None)
+        was_live = self.members.is_current(*key)
+        answers = self.perform(self.state.left(key))
+        if was_live:
+            self.gone_since_s[key[0]] = time.monotonic()
+            if self.budget is not None:
+                self.budget.give_back(key[0])
+        if peer is not None:
+            del self.peers[key]
+            peer.outbox.put(None)
+            peer.channel.stream.shutdown()
+        self.release_barrier()
+        self.release_tickets()
+        return answers
+
+    def decisions_tail(self, answer: Answer) -> bytes:
+        if self.config.num_ps == 1 or not answer.decisions:
+            return b""
+        return encode(Carried(answer.decisions))
+
+    def fail_starters(self, reason: str) -> None:
+        for peer in self.starters.values():
+            peer.channel.say(Failed(reason))
+        self.starters.clear()
+
+    def report(self) -> PsReport:
+        """What this ps did so far."""
+        updates = self.state.version
+        return PsReport(
+            index=self.config.index,
+            updates=updates,
+            apply_ms=1e3 * self.apply_s / updates if updates else None,
+            bytes_in=self.bytes_in + sum(p.channel.bytes_in for p in self.peers.values()),
+            bytes_out=self.bytes_out + sum(p.channel.bytes_out for p in self.peers.values()),
+            staleness={str(s): n for s, n in sorted(self.state.staleness.items())},
+            global_step=updates,
+        )
+
+    def report_json(self) -> bytes:
+        return msgspec.json.encode(self.report())

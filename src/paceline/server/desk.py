@@ -1,0 +1,320 @@
+"""WHAT else may be asked of a ps? Joining, starting, pausing, reading, assigning, closing: everything not hot.
+
+Called by server/service with a connection's cold message; answers on that connection, now or when it is due.
+Refusals are raised as PacelineError and become a `Failed` reply; nothing here blocks.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.cluster.membership import Phase
+from paceline.errors import ProtocolError, Refused
+from paceline.params.layout import difference
+from paceline.params.placement import place
+from paceline.server.budget import Budget
+from paceline.server.core import Core, Peer
+from paceline.server.shard import HEADER_BYTES, Shard
+from paceline.server.state import Answer
+from paceline.wire import messages as m
+from paceline.wire.frames import Frame
+
+Answers = list[tuple[Peer, Answer]]
+Report = Callable[[str, bytes], None]
+
+
+class Desk:
+    """Cold requests of one ps."""
+
+    def __init__(self, core: Core, on_report: Report) -> None:
+        self.core = core
+        self._on_report = on_report
+        self._seed = secrets.randbits(31)
+        self.is_stopping = False
+
+    def handle(self, peer: Peer, message: object, frame: Frame) -> Answers:
+        """Do what is asked, with the lock held where state is touched. Returns whom to answer because of it."""
+        method: Callable[..., Answers] | None = _HANDLERS.get(type(message))
+        if method is None:
+            raise ProtocolError(f"a ps is not asked for {type(message).__name__}")
+        return method(self, peer, message, frame)
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def join(self, peer: Peer, join: m.Join, frame: Frame) -> Answers:
+        """1. the same run and layout; 2. not fenced; 3. a slot; 4. the answer, with memory where it is shared."""
+        core = self.core
+        with core.lock:
+            self._check(join)
+            key = (join.worker, join.incarnation)
+            current = core.members[join.worker]
+            answers = []
+            if current.incarnation < join.incarnation and core.members.is_current(join.worker, current.incarnation):
+                answers = core.drop((join.worker, current.incarnation))
+            elif key in core.peers:
+                answers = core.drop(key)
+            if not core.members.join(join.worker, join.incarnation, time.monotonic()):
+                raise Refused(f"worker:{join.worker} is fenced: a newer incarnation of it has joined")
+            core.gone_since_s.pop(join.worker, None)
+            if core.shard is None:
+                plan = place(join.layout, join.num_ps, join.placement)
+                core.shard = Shard(join.layout, plan, core.config.index, join.optimizer)
+            slot = core.slots.setdefault(key, core.shard.new_slot())
+            slot.options = join.optimizer.groups
+            peer.key, peer.slot = key, slot
+            core.peers[key] = peer
+            arenas = [core.shard.arena, slot.arena]
+            sizes = [HEADER_BYTES + core.shard.size_bytes, core.shard.size_bytes]
+            reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
+        peer.channel.say(reply)
+        if peer.channel.shares_memory:
+            peer.channel.stream.send_arenas(arenas)
+        return answers
+
+    def _check(self, join: m.Join) -> None:
+        core = self.core
+        if join.run_id != core.config.run_id:
+            raise Refused(f"this ps serves run {core.config.run_id}, not {join.run_id}")
+        if not core.members.knows(join.worker):
+            raise Refused(f"there is no worker {join.worker}: this cluster has {len(core.members)}")
+        if (join.num_ps, join.placement) != (core.config.num_ps, core.config.placement):
+            raise Refused(
+                f"worker:{join.worker} expects {join.num_ps} ps and placement {join.placement}, "
+                f"this cluster has {core.config.num_ps} and {core.config.placement}"
+            )
+        if core.members[join.worker].phase is Phase.CLOSED:
+            raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
+        if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
+            raise Refused("this worker's model differs from the one that is trained:\n" + "\n".join(lines))
+
+    def init(self, peer: Peer, message: m.Init, frame: Frame) -> Answers:
+        """The chief's first values. A second chief's are read and thrown away."""
+        core, shard = self.core, self._shard(peer)
+        carried = shard.layout.carried_bytes if core.config.index == 0 else 0
+        block = bytearray(shard.size_bytes + carried)
+        peer.channel.recv_bulk(frame, memoryview(block))
+        with core.lock:
+            if not core.is_initialised:
+                shard.memory[:] = memoryview(block)[: shard.size_bytes]
+                core.carried = block[shard.size_bytes :]
+                core.is_initialised = True
+        peer.channel.say(m.Done())
+        return []
+
+    def start(self, peer: Peer, message: m.Start, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            assert peer.key is not None
+            core.starters[peer.key] = peer
+            self.release_starters()
+        return []
+
+    def release_starters(self) -> None:
+        """Let everybody go once the chief has initialised all shards and nobody is missing. Wants the lock."""
+        core = self.core
+        chief = core.members[0]
+        if not core.is_started:
+            if chief.phase in (Phase.LOST, Phase.CLOSED) and not core.is_initialised:
+                core.fail_starters("the chief ended before it had initialised the model")
+                return
+            chief_is_ready = any(k[0] == 0 for k in core.starters) or chief.phase in (
+                Phase.CLOSED,
+                Phase.LOST,
+            )
+            if not (core.is_initialised and chief_is_ready) or core.members.missing:
+                return
+            core.is_started = True
+        for peer in core.starters.values():
+            decisions = core.state.rounds.open_decisions
+            peer.channel.say(m.Started(self._seed, core.state.version, decisions))
+        core.starters.clear()
+
+    def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
+        peer.watches = (message.worker, message.incarnation)
+        with self.core.lock:
+            self.core.watches[peer.watches] = peer
+        peer.channel.say(m.Done())
+        return []
+
+    def status(self, peer: Peer, message: m.AskStatus, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            awaited: set[int] = set()
+            if core.state.rounds.votes:
+                awaited |= core.members.training - core.state.rounds.votes.keys()
+            if core.in_barrier:
+                awaited |= set(core.members.live) - {key[0] for key in core.in_barrier}
+            missing = core.members.missing
+            if not missing and not core.is_started and not any(k[0] == 0 for k in core.starters):
+                missing = [0]
+            version = core.state.version
+        peer.channel.say(m.Status(missing, sorted(awaited), version))
+        return []
+
+    # --- while it trains --------------------------------------------------------------------------------------
+
+    def pause(self, peer: Peer, message: m.Pause, frame: Frame) -> Answers:
+        with self.core.lock:
+            self.core.members.pause(self._worker(peer))
+            answers = self.core.perform(self.core.state.changed())
+        peer.channel.say(m.Done())
+        return answers
+
+    def resume(self, peer: Peer, message: m.Resume, frame: Frame) -> Answers:
+        with self.core.lock:
+            self.core.members.resume(self._worker(peer))
+        peer.channel.say(m.Done())
+        return []
+
+    def barrier(self, peer: Peer, message: m.Barrier, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            core.members.pause(self._worker(peer))
+            assert peer.key is not None
+            core.in_barrier[peer.key] = peer
+            answers = core.perform(core.state.changed())
+            core.release_barrier()
+        return answers
+
+    def steps(self, peer: Peer, message: m.Steps, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            self._worker(peer)
+            if core.budget is None:
+                core.budget = Budget(message.total)
+            elif core.budget.total != message.total:
+                raise Refused(f"this run is to make {core.budget.total} steps, not {message.total}")
+            assert peer.key is not None
+            core.ticket_waiters[peer.key] = peer
+            core.release_tickets()
+        return []
+
+    def fetch(self, peer: Peer, message: m.Fetch, frame: Frame) -> Answers:
+        """A consistent copy of what is asked for, whoever asks."""
+        core = self.core
+        entries: list[m.SlotEntry] = []
+        with core.lock:
+            shard = self._shard(peer)
+            if message.what == "parameters":
+                if message.tensor is not None and not 0 <= message.tensor < len(shard.layout.trained):
+                    raise Refused(f"there is no trained tensor {message.tensor}")
+                bulk = [shard.copy_of(message.tensor)]
+            elif message.what == "carried":
+                bulk = [bytes(core.carried)]
+            elif message.what == "slots":
+                entries, views = shard.slots()
+                bulk = [bytes(v) for v in views]
+            else:
+                raise Refused(f"a ps holds parameters, slots and carried, not {message.what}")
+            version = core.state.version
+        peer.channel.say(m.Fetched(version, entries), bulk=bulk)
+        return []
+
+    def assign(self, peer: Peer, message: m.Assign, frame: Frame) -> Answers:
+        """Only the chief writes."""
+        core, shard = self.core, self._shard(peer)
+        limit = 16 * max(shard.size_bytes, 1 << 16) + shard.layout.carried_bytes
+        if frame.bulk_bytes > limit:
+            raise ProtocolError(f"{frame.bulk_bytes} bytes to assign, more than {limit} can be meant")
+        block = bytearray(frame.bulk_bytes)
+        peer.channel.recv_bulk(frame, memoryview(block))
+        with core.lock:
+            if self._worker(peer) != 0:
+                raise Refused("only the chief may assign")
+            if message.what == "parameters" and len(block) == shard.size_bytes:
+                shard.assign(memoryview(block))
+            elif message.what == "carried" and len(block) == len(core.carried):
+                core.carried = block
+            elif message.what == "slots":
+                shard.load_slots(message.slots, memoryview(block))
+            else:
+                raise ProtocolError(f"{len(block)} bytes are no {message.what} of this shard")
+        peer.channel.say(m.Done())
+        return []
+
+    def decisions(self, peer: Peer, message: m.AskDecisions, frame: Frame) -> Answers:
+        with self.core.lock:
+            reply = m.Carried(self.core.state.rounds.open_decisions)
+        peer.channel.say(reply)
+        return []
+
+    def describe(self, peer: Peer, message: m.Describe, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            c, layout = core.config, core.shard.layout if core.shard and core.is_initialised else None
+            reply = m.Described(c.run_id, c.mode.name, c.placement, c.num_ps, core.state.version, layout)
+        peer.channel.say(reply)
+        return []
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def close(self, peer: Peer, message: m.Close, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            worker = self._worker(peer)
+            core.members.close(worker)
+            answers = core.perform(core.state.changed())
+            core.release_barrier()
+            if core.budget is not None:
+                core.budget.give_back(worker)
+            core.release_tickets()
+            self.release_starters()
+            reply = m.Closed(is_last=not core.members.live and not core.members.missing, report=core.report_json())
+        if message.report:
+            self._on_report(f"worker:{worker}", message.report)
+        for index, report in enumerate(message.ps_reports, start=1):
+            self._on_report(f"ps:{index}", report)
+        peer.channel.say(reply)
+        return answers
+
+    def lost(self, peer: Peer, message: m.Lost, frame: Frame) -> Answers:
+        core = self.core
+        answers: Answers = []
+        with core.lock:
+            if core.members.knows(message.worker):
+                member = core.members[message.worker]
+                if member.phase in (Phase.TRAINING, Phase.PAUSED):
+                    answers = core.drop((message.worker, member.incarnation))
+                core.members.lose(message.worker)
+                answers += core.perform(core.state.changed())
+                core.release_barrier()
+                self.release_starters()
+        peer.channel.say(m.Done())
+        return answers
+
+    def stop(self, peer: Peer, message: m.Stop, frame: Frame) -> Answers:
+        self.is_stopping = True
+        peer.channel.say(m.Done())
+        return []
+
+    def _shard(self, peer: Peer) -> Shard:
+        if self.core.shard is None:
+            raise Refused("no worker has brought a model yet")
+        return self.core.shard
+
+    def _worker(self, peer: Peer) -> int:
+        """The worker on this connection, if it is still the one that counts."""
+        if peer.key is None or not self.core.members.is_current(*peer.key):
+            raise Refused("this connection belongs to no worker of the run any more")
+        return peer.key[0]
+
+
+_HANDLERS: dict[type, Any] = {
+    m.Join: Desk.join,
+    m.Init: Desk.init,
+    m.Start: Desk.start,
+    m.Attach: Desk.attach,
+    m.AskStatus: Desk.status,
+    m.Pause: Desk.pause,
+    m.Resume: Desk.resume,
+    m.Barrier: Desk.barrier,
+    m.Steps: Desk.steps,
+    m.Fetch: Desk.fetch,
+    m.Assign: Desk.assign,
+    m.AskDecisions: Desk.decisions,
+    m.Describe: Desk.describe,
+    m.Close: Desk.close,
+    m.Lost: Desk.lost,
+    m.Stop: Desk.stop,
+}

@@ -1,0 +1,273 @@
+"""HOW does a ps serve? One blocking thread a connection, one lock around the deciding state, no decision of its own.
+
+Started by launchers/task. The way of a push:
+
+1. its connection's thread receives the frame and, on tcp, the payload straight into the worker's slot,
+2. under the lock `state` decides and `shard` applies what it decided,
+3. outside the lock everybody who may go on is answered: on a lane that shares memory by whoever closed the round,
+   on tcp by the connection's own thread, because sending parameters takes time.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from paceline.errors import AuthenticationError, ConnectionLost, PacelineError, ProtocolError
+from paceline.server.core import Core, Peer, PsConfig
+from paceline.server.desk import Answers, Desk, Report
+from paceline.server.state import Answer
+from paceline.transport import LANES
+from paceline.transport.base import Buffer, Listener, Stream
+from paceline.transport.channel import accept
+from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.messages import Carried, Failed, PushTail, decode
+
+MAX_HALF_OPEN = 64
+TICK_S = 0.25
+REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
+
+
+class Service:
+    """The threads of one ps. `run` returns when every worker has closed or is gone for good."""
+
+    def __init__(self, config: PsConfig, secret: bytes, on_report: Report) -> None:
+        self.core = Core(config)
+        self.desk = Desk(self.core, on_report)
+        self._secret = secret
+        self._listeners: list[Listener] = []
+        self._half_open = threading.BoundedSemaphore(MAX_HALF_OPEN)
+        self._streams: set[Stream] = set()
+        self._over = threading.Event()
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def listen(self, address: str, lanes: Sequence[str]) -> None:
+        """Open the doors; raises OSError when the port is taken."""
+        for name in lanes:
+            listener = LANES[name].listen(address)
+            self._listeners.append(listener)
+            threading.Thread(target=self._accept, args=(listener,), name=f"accept-{name}", daemon=True).start()
+
+    def run(self, on_tick: Callable[[Core], None]) -> None:
+        """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
+        try:
+            while not self._over.wait(TICK_S):
+                self._expire()
+                on_tick(self.core)
+                if self.desk.is_stopping or self._is_over():
+                    break
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """From a signal handler or another thread: end `run`."""
+        self._over.set()
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for stream in list(self._streams):
+            stream.shutdown()
+
+    def _is_over(self) -> bool:
+        """Everybody closed or lost, and their connections ended; the silent ones are given up after a while."""
+        core = self.core
+        now_s = time.monotonic()
+        with core.lock:
+            if core.peers or core.members.live or core.members.missing:
+                return False
+            waits = [w for w, since in core.gone_since_s.items() if now_s - since < REJOIN_S]
+            return core.members.is_over or not waits
+
+    def _expire(self) -> None:
+        core = self.core
+        with core.lock:
+            answers: Answers = []
+            for key in core.members.expired(time.monotonic(), core.config.lease_s):
+                if key in core.watches:
+                    answers += core.drop(key)
+        self._answer(answers, None)
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: Listener) -> None:
+        while True:
+            try:
+                stream = listener.accept()
+            except ConnectionLost:
+                return
+            if not self._half_open.acquire(blocking=False):
+                stream.close()  # too many strangers knock at once; a task of ours tries again
+                continue
+            threading.Thread(target=self._greet, args=(stream,), name="connection", daemon=True).start()
+
+    def _greet(self, stream: Stream) -> None:
+        self._streams.add(stream)
+        try:
+            try:
+                channel = accept(stream, self._secret)
+            finally:
+                self._half_open.release()
+            self._serve(Peer(channel))
+        except (AuthenticationError, ConnectionLost):
+            pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+
+    def _serve(self, peer: Peer) -> None:
+        try:
+            while True:
+                frame = peer.channel.recv()
+                if frame.kind == Kind.PUSH:
+                    self._push(peer, frame)
+                elif frame.kind == Kind.BEAT:
+                    self._beat(peer)
+                elif frame.kind == Kind.STAGE:
+                    self._stage(peer, frame)
+                elif frame.kind == Kind.PULL:
+                    self._pull(peer, frame)
+                elif frame.kind == Kind.COLD:
+                    self._cold(peer, frame)
+                else:
+                    raise ProtocolError(f"a ps is not sent frames of kind {frame.kind}")
+        except (ConnectionLost, ProtocolError):
+            return  # the worker went away, or what it sent cannot be trusted: it connects again, or not
+        finally:
+            self._ended(peer)
+
+    def _ended(self, peer: Peer) -> None:
+        core = self.core
+        answers: Answers = []
+        with core.lock:
+            core.bytes_in += peer.channel.bytes_in
+            core.bytes_out += peer.channel.bytes_out
+            if peer.key is not None and core.peers.get(peer.key) is peer:
+                answers = core.drop(peer.key)
+            if peer.watches is not None and core.watches.get(peer.watches) is peer:
+                del core.watches[peer.watches]
+                answers += core.drop(peer.watches)
+            self.desk.release_starters()
+        self._answer(answers, None)
+
+    def _beat(self, peer: Peer) -> None:
+        if peer.watches is not None:
+            self.core.members.heard(*peer.watches, time.monotonic())
+
+    def _cold(self, peer: Peer, frame: Frame) -> None:
+        try:
+            answers = self.desk.handle(peer, decode(frame.tail), frame)
+        except (ConnectionLost, ProtocolError):
+            raise
+        except PacelineError as error:
+            peer.channel.say(Failed(str(error)))
+            return
+        self._answer(answers, peer)
+
+    # --- the hot path -----------------------------------------------------------------------------------------
+
+    def _push(self, peer: Peer, frame: Frame) -> None:
+        key = self._receive(peer, frame)
+        core = self.core
+        with core.lock:
+            actions = core.state.push(key, frame.push_id, frame.version, not frame.flags & Flag.NOT_FINITE)
+            answers = core.perform(actions)
+            if core.ticket_waiters:
+                core.release_tickets()
+        self._answer(answers, peer)
+        if not peer.channel.shares_memory and not any(p is peer for p, _ in answers):
+            self._await_round(peer)
+
+    def _stage(self, peer: Peer, frame: Frame) -> None:
+        key = self._receive(peer, frame)
+        with self.core.lock:
+            answers = self.core.perform(self.core.state.stage(key, frame.push_id, frame.version))
+        self._answer(answers, peer)
+
+    def _pull(self, peer: Peer, frame: Frame) -> None:
+        key = self._key(peer, frame)
+        carried = decode(frame.tail) if frame.tail else None
+        decisions = carried.decisions if isinstance(carried, Carried) else ()
+        core = self.core
+        with core.lock:
+            answers = core.perform(core.state.carry(key, frame.push_id, decisions))
+            if frame.flags & Flag.INTO_SLOT and peer.slot is not None and core.shard is not None:
+                peer.slot.memory[:] = core.shard.memory
+        self._answer(answers, peer, is_pull=True)
+
+    def _receive(self, peer: Peer, frame: Frame) -> tuple[int, int]:
+        """The payload into the worker's slot, and what the tail says about it."""
+        key, slot = self._key(peer, frame), peer.slot
+        assert slot is not None
+        peer.wants_ticket = bool(frame.flags & Flag.WANTS_TICKET)
+        if frame.tail:
+            tail = decode(frame.tail)
+            if not isinstance(tail, PushTail):
+                raise ProtocolError("a push whose tail is something else")
+            slot.mask = tail.mask
+            if tail.options is not None:
+                slot.options = tail.options
+        elif slot.mask:
+            slot.mask = b""
+        if not peer.channel.shares_memory and not frame.flags & Flag.NOT_FINITE:
+            peer.channel.recv_bulk(frame, slot.memory)
+        return key
+
+    def _key(self, peer: Peer, frame: Frame) -> tuple[int, int]:
+        if peer.key != (frame.worker, frame.incarnation):
+            raise ProtocolError(f"a frame of worker:{frame.worker} on a connection of {peer.key}")
+        return frame.worker, frame.incarnation
+
+    def _await_round(self, peer: Peer) -> None:
+        answer = peer.outbox.get()
+        if answer is None:
+            raise ConnectionLost("given up while it waited for its round")
+        self._send(peer, answer, is_pull=False)
+
+    # --- answering --------------------------------------------------------------------------------------------
+
+    def _answer(self, answers: Answers, mine: Peer | None, is_pull: bool = False) -> None:
+        for peer, answer in answers:
+            if peer is mine or peer.channel.shares_memory:
+                try:
+                    self._send(peer, answer, is_pull)
+                except ConnectionLost:
+                    if peer is mine:
+                        raise
+                    # its own thread sees the end too, and lets the state know
+            else:
+                peer.outbox.put(answer)
+
+    def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
+        core = self.core
+        flags = 0
+        if core.budget is not None and peer.wants_ticket:
+            with core.lock:
+                flags = core.ticket_flag(peer)
+        version: int = answer.version
+        bulk: Sequence[Buffer] = ()
+        if not peer.channel.shares_memory and answer.outcome not in (Outcome.STAGED, Outcome.FENCED):
+            version, bulk = self._parameters(peer, answer, is_pull)
+        peer.channel.send(
+            Kind.ANSWER,
+            flags,
+            answer.key[0],
+            answer.key[1],
+            outcome=answer.outcome,
+            push_id=answer.push_id,
+            version=version,
+            tail=core.decisions_tail(answer),
+            bulk=bulk,
+        )
+
+    def _parameters(self, peer: Peer, answer: Answer, is_pull: bool) -> tuple[int, Sequence[Buffer]]:
+        """The parameters to send on tcp, with their version. They are copied into the worker's own slot, which is
+        free by now, unless nobody can change them while they are on their way."""
+        core = self.core
+        assert core.shard is not None and peer.slot is not None
+        is_alone = core.config.num_workers == 1
+        if is_alone or (core.config.mode.is_lockstep and not is_pull):
+            return answer.version, (core.shard.memory,)
+        with core.lock:
+            peer.slot.memory[:] = core.shard.memory
+            return core.state.version, (peer.slot.memory,)

@@ -1,0 +1,1 @@
+"""WHAT is recorded? Printed lines, telemetry records and how they are read, the summary, TensorBoard."""

@@ -1,0 +1,92 @@
+"""HOW do the printed lines read? One pure formatter for each line that readers of a task's log grep for.
+
+Called by the runtime of a ps or worker task, which prints them; `now` and seconds come in as numbers.
+Must never read a clock or print: the wording here is a contract, and tests hold it word for word.
+"""
+
+from paceline.cluster.spec import ClusterSpec
+
+
+def job_line(job: str) -> str:
+    """Which job this task belongs to.
+
+    >>> job_line("ps")
+    'job_name : ps'
+    """
+    return f"job_name : {job}"
+
+
+def task_line(index: int) -> str:
+    """Which task of its job this is.
+
+    >>> task_line(0)
+    'task_index : 0'
+    """
+    return f"task_index : {index}"
+
+
+def cluster_lines(cluster: ClusterSpec) -> list[str]:
+    """One line a job, with the address of every task.
+
+    >>> cluster_lines(ClusterSpec({"worker": ["host:2222", "host:2223"]}))
+    ['Cluster: job worker -> {0 -> host:2222, 1 -> host:2223}']
+    """
+    lines = []
+    for job in cluster.jobs:
+        tasks = [f"{index} -> {cluster.task_address(job, index)}" for index in cluster.task_indices(job)]
+        lines.append(f"Cluster: job {job} -> {{{', '.join(tasks)}}}")
+    return lines
+
+
+def started_line(address: str) -> str:
+    """The task listens at this address.
+
+    >>> started_line("host:2222")
+    'Started server with target: paceline://host:2222'
+    """
+    return f"Started server with target: paceline://{address}"
+
+
+def waiting_line(task_device: str, seconds: float) -> str:
+    """A task that has not answered yet; the word `worker` stands for any job, as in TensorFlow's own line.
+
+    >>> waiting_line("/job:worker/replica:0/task:1", 20)
+    'Still waiting for response from worker: /job:worker/replica:0/task:1 (20 s)'
+    """
+    return f"Still waiting for response from worker: {task_device} ({seconds:.0f} s)"
+
+
+def step_line(now: float, worker: int, step: int, global_step: int) -> str:
+    """One finished step of one worker.
+
+    >>> step_line(1524487685.116428, 0, 8054, 9960)
+    '1524487685.116428: Worker 0: training step 8054 done (global step: 9960)'
+    """
+    return f"{now:f}: Worker {worker}: training step {step} done (global step: {global_step})"
+
+
+def begins_line(now: float) -> str:
+    """Before the first step.
+
+    >>> begins_line(1524487320.0)
+    'Training begins @ 1524487320.000000'
+    """
+    return f"Training begins @ {now:f}"
+
+
+def ends_line(now: float) -> str:
+    """After the last step.
+
+    >>> ends_line(1524487686.584364)
+    'Training ends @ 1524487686.584364'
+    """
+    return f"Training ends @ {now:f}"
+
+
+def elapsed_line(seconds: float) -> str:
+    """From the begin to the end.
+
+    >>> elapsed_line(366.604071)
+    'Training elapsed time: 366.604071 s'
+    """
+    return f"Training elapsed time: {seconds:f} s"

@@ -1,0 +1,80 @@
+"""WHAT does a record say? The shapes of the records that others read back, each a small frozen value.
+
+Made by `steps` and by the ps service, written by `sink`, read by `read`, put together by `summary`.
+Must never hold anything but plain numbers and text: a record is JSON, and outlives the code that wrote it.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+# JSON has no word for a value that is not finite: a loss of NaN is written as null and read back as None.
+Metrics = Mapping[str, float | None]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a telemetry file."""
+
+    t: float
+    kind: str
+    task: str
+    fields: dict[str, object] = {}
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """How one task stands at second `t`; the first group of fields is a worker's, the second a ps's."""
+
+    t: float = 0.0
+    task: str = ""
+    global_step: int = 0
+
+    step: int = 0
+    steps_per_s: float = 0.0
+    metrics: Metrics = {}
+    phase: str = ""
+
+    version: int = 0
+    updates_per_s: float = 0.0
+    workers: int = 0
+    staleness_mean: float | None = None
+
+
+class StepMs(msgspec.Struct, frozen=True):
+    """How long a step took, in milliseconds."""
+
+    median: float
+    p95: float
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker did, told by itself when it ended; None where it did too little to say.
+
+    `index` is the worker index (the chief is 0). `is_lost`: it never reported; told from its last tick.
+    """
+
+    index: int
+    task: str = ""
+    steps: int = 0
+    discarded: int = 0
+    step_ms: StepMs | None = None
+    first_100_steps_ms: float | None = None  # mean of the first 100 steps, or of those there are
+    waited_at_start_s: float = 0.0
+    first_epoch_s: float | None = None
+    epoch_s: float | None = None  # mean of the epochs after the first; with one epoch, that one
+    samples_per_s: float | None = None
+    ended_at_s: float | None = None
+    metrics: Metrics = {}
+    is_lost: bool = msgspec.field(default=False, name="lost")
+
+
+class PsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one ps did, told by itself when it ended; `staleness` counts pushes by their staleness."""
+
+    index: int
+    updates: int = 0
+    apply_ms: float | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    staleness: dict[str, int] = {}
+    global_step: int = 0
+    is_lost: bool = msgspec.field(default=False, name="lost")

@@ -1,0 +1,122 @@
+"""HOW FAST does this worker go? Counts its steps, epochs and waits, and sums them up when it ends.
+
+Called by `worker` from the thread that trains, once a step.
+Must never cost a microsecond a step, nor grow with the length of the run: only the newest are kept.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import ceil
+from time import perf_counter
+
+from paceline.telemetry.records import StepMs, WorkerReport
+
+NUM_FIRST = 100
+KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
+
+
+class StepClock:
+    """A step lasts from the end of the one before it, or from the start of its epoch, to its own end.
+
+    >>> clock = StepClock()
+    >>> clock.epoch()
+    >>> clock.step(samples=32)
+    >>> clock.report(index=0, ended_at_s=1.5).steps
+    1
+    """
+
+    def __init__(self) -> None:
+        self._took = array("d")
+        self._forgotten = 0
+        self._first: list[float] = []
+        self._train_s = 0.0
+        self._samples = 0
+        self._epoch_began: float | None = None
+        self._epoch_first_step = 0
+        self._epochs_s: list[float] = []
+        self._waited_s = 0.0
+        self._discarded = 0
+        self._metrics: dict[str, float] = {}
+        self._last = perf_counter()
+
+    @property
+    def steps(self) -> int:
+        """How many steps were done so far."""
+        return self._forgotten + len(self._took)
+
+    def step(self, samples: int) -> None:
+        """One step has ended, over so many samples."""
+        now = perf_counter()
+        took = now - self._last
+        self._last = now
+        self._took.append(took)
+        self._train_s += took
+        self._samples += samples
+        if len(self._took) >= KEEP_STEPS:
+            self._forget_older_half()
+
+    def epoch(self) -> None:
+        """An epoch starts now; what lay between it and the last step (an evaluation, say) is no step."""
+        self._end_epoch()
+        self._last = perf_counter()
+        self._epoch_began = self._last
+        self._epoch_first_step = self.steps
+
+    def waited(self, seconds: float) -> None:
+        """So long the worker has just waited for others before it could train."""
+        self._waited_s += seconds
+        self._last = perf_counter()
+
+    def discarded(self, count: int = 1) -> None:
+        """The ps did not let this many gradients count."""
+        self._discarded += count
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Remember the newest value of each name."""
+        self._metrics.update(values)
+
+    def report(self, index: int, ended_at_s: float) -> WorkerReport:
+        """Sum up; the epoch under way ends with its last step."""
+        self._end_epoch()
+        first = self._first_steps()
+        later = self._epochs_s[1:] or self._epochs_s
+        return WorkerReport(
+            index=index,
+            steps=self.steps,
+            discarded=self._discarded,
+            step_ms=_step_ms(self._took),
+            first_100_steps_ms=1e3 * sum(first) / len(first) if first else None,
+            waited_at_start_s=self._waited_s,
+            first_epoch_s=self._epochs_s[0] if self._epochs_s else None,
+            epoch_s=sum(later) / len(later) if later else None,
+            samples_per_s=self._samples / self._train_s if self._train_s > 0 else None,
+            ended_at_s=ended_at_s,
+            metrics=dict(self._metrics),
+        )
+
+    def _end_epoch(self) -> None:
+        if self._epoch_began is not None and self.steps > self._epoch_first_step:
+            self._epochs_s.append(self._last - self._epoch_began)
+        self._epoch_began = None
+
+    def _first_steps(self) -> Sequence[float]:
+        return self._first or self._took[:NUM_FIRST]
+
+    def _forget_older_half(self) -> None:
+        if not self._first:
+            self._first = list(self._took[:NUM_FIRST])
+        half = len(self._took) // 2
+        del self._took[:half]
+        self._forgotten += half
+
+
+def _step_ms(took_s: Sequence[float]) -> StepMs | None:
+    if not took_s:
+        return None
+    ordered = sorted(took_s)
+    return StepMs(median=1e3 * _at(ordered, 0.5), p95=1e3 * _at(ordered, 0.95))
+
+
+def _at(ordered: Sequence[float], fraction: float) -> float:
+    """Nearest rank: the smallest value that `fraction` of all values do not exceed."""
+    return ordered[ceil(fraction * len(ordered)) - 1]

@@ -1,0 +1,139 @@
+"""HOW are bytes carried? What a lane must offer; everything above it sees only this.
+
+A lane listens and connects; a stream moves bytes in order and, where memory can be shared, hands arenas over.
+A new lane passes tests/contract/test_lanes.py and never decides anything about training.
+"""
+
+import os
+import socket
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from paceline.errors import ConnectionLost, WaitTimeout
+from paceline.params.arena import Arena
+
+Buffer = bytes | bytearray | memoryview
+IOV_LIMIT = 512  # buffers a single sendmsg takes
+
+
+class Stream:
+    """A connected blocking socket. Reads and writes are whole or raise."""
+
+    shares_memory: ClassVar[bool] = False
+    lane: ClassVar[str] = ""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        _OPEN.add(self)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Let reads give up after this long (0: never). The kernel's timeout costs no extra system call."""
+        whole = int(seconds)
+        value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Everything in `buffers`, in order."""
+        try:
+            if len(buffers) == 1:
+                self._sock.sendall(buffers[0])
+            else:
+                self._send_many(buffers)
+        except (ConnectionError, BrokenPipeError, OSError) as error:
+            raise ConnectionLost(f"the connection ended while sending: {error}") from error
+
+    def _send_many(self, buffers: Sequence[Buffer]) -> None:
+        views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
+        first = 0
+        while first < len(views):
+            sent = self._sock.sendmsg(views[first : first + IOV_LIMIT])
+            while first < len(views) and sent >= views[first].nbytes:
+                sent -= views[first].nbytes
+                first += 1
+            if sent:
+                views[first] = views[first][sent:]
+
+    def recv_some(self, view: memoryview) -> int:
+        """What is there, up to the size of `view`; at least a byte, or WaitTimeout."""
+        try:
+            count = self._sock.recv_into(view)
+        except BlockingIOError as error:
+            raise WaitTimeout("nothing came in time") from error
+        except OSError as error:
+            raise ConnectionLost(f"the connection ended while receiving: {error}") from error
+        if count == 0:
+            raise ConnectionLost("the other side closed the connection")
+        return count
+
+    def recv_into(self, view: memoryview) -> None:
+        """Fill `view`. A timeout before the first byte raises WaitTimeout, and nothing is lost by it."""
+        position = self.recv_some(view) if len(view) else 0
+        while position < len(view):
+            try:
+                position += self.recv_some(view[position:])
+            except WaitTimeout:
+                continue  # the first bytes are here, so the rest is on the way
+
+    def send_arenas(self, arenas: Sequence[Arena]) -> None:
+        raise ConnectionLost(f"the {self.lane} lane cannot share memory")
+
+    def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
+        raise ConnectionLost(f"the {self.lane} lane cannot share memory")
+
+    def shutdown(self) -> None:
+        """Wake whoever reads or writes here."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was closed already, which is what we wanted
+
+    def close(self) -> None:
+        self.shutdown()
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Forget the descriptor in a forked child, without telling the other side."""
+        self._sock.close()
+
+
+class Listener(Protocol):
+    """Accepts streams until it is closed."""
+
+    def accept(self) -> Stream: ...
+
+    def close(self) -> None: ...
+
+
+class Lane(Protocol):
+    """A way to carry bytes. `is_available` says whether this system, or this pair of hosts, has it."""
+
+    name: ClassVar[str]
+
+    @staticmethod
+    def listen(address: str) -> Listener: ...
+
+    @staticmethod
+    def connect(address: str, timeout_s: float) -> Stream: ...
+
+
+def split(address: str) -> tuple[str, int]:
+    """
+    >>> split("localhost:2222")
+    ('localhost', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+_OPEN: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A DataLoader's children inherit our sockets; while they hold them, the death of a worker goes unseen.
+    for stream in list(_OPEN):
+        stream.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

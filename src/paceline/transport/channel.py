@@ -1,0 +1,162 @@
+"""HOW does a frame travel? A stream, a codec and two counters: send a frame, receive a frame, move bulk.
+
+Used by server/service and worker/client. Sending is safe from any thread; receiving belongs to one.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import xxhash
+
+from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, WaitTimeout
+from paceline.params.arena import has_shared_memory
+from paceline.transport import LANES
+from paceline.transport.base import Buffer, Stream
+from paceline.transport.security import as_client, as_server
+from paceline.wire.frames import FRAME_BYTES, Codec, Frame, Kind
+from paceline.wire.messages import Reply, Request, decode, encode
+
+HASH_BYTES = 1 << 19  # bulk is hashed in pieces that fit a core's cache
+CHECKSUM_BYTES = 8
+
+
+class Channel:
+    """One authenticated connection."""
+
+    def __init__(self, stream: Stream, keys: tuple[bytes, bytes]) -> None:
+        self.stream = stream
+        self.shares_memory = stream.shares_memory
+        self.lane = stream.lane
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._codec = Codec(*keys)
+        self._sending = threading.Lock()
+        self._frame = bytearray(FRAME_BYTES)
+        self._view = memoryview(self._frame)
+
+    def send(
+        self,
+        kind: int,
+        flags: int = 0,
+        worker: int = 0,
+        incarnation: int = 0,
+        lineage: int = 0,
+        outcome: int = 0,
+        push_id: int = 0,
+        version: int = 0,
+        tail: bytes = b"",
+        bulk: Sequence[Buffer] = (),
+    ) -> None:
+        """One frame, its tail, its bulk and the bulk's checksum."""
+        size = sum(memoryview(b).nbytes for b in bulk)
+        with self._sending:
+            frame = self._codec.pack(kind, flags, worker, incarnation, lineage, outcome, tail, push_id, version, size)
+            if not size:
+                self.stream.send((frame, tail) if tail else (frame,))
+            elif size <= HASH_BYTES:
+                self.stream.send([frame, tail, *bulk, _checksum(bulk)])
+            else:
+                self._send_hashing(frame, tail, bulk)
+        self.bytes_out += FRAME_BYTES + len(tail) + size
+
+    def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
+        """Large bulk goes out piece by piece, each hashed just before it is sent, while it is in the cache."""
+        digest = xxhash.xxh3_64()
+        self.stream.send([frame, tail])
+        for buffer in bulk:
+            view = memoryview(buffer).cast("B")
+            for start in range(0, view.nbytes, HASH_BYTES):
+                piece = view[start : start + HASH_BYTES]
+                digest.update(piece)
+                self.stream.send((piece,))
+        self.stream.send((digest.digest(),))
+
+    def recv(self) -> Frame:
+        """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
+        self.stream.recv_into(self._view)
+        size = self._codec.tail_bytes(self._frame)
+        tail = b""
+        if size:
+            buffer = bytearray(size)
+            self._fill(memoryview(buffer))
+            tail = bytes(buffer)
+        frame = self._codec.unpack(self._frame, tail)
+        self.bytes_in += FRAME_BYTES + size + frame.bulk_bytes
+        return frame
+
+    def recv_bulk(self, frame: Frame, into: memoryview) -> None:
+        """The bulk behind `frame`, straight into its place; its size must be what the place has."""
+        if frame.bulk_bytes != into.nbytes:
+            raise ProtocolError(f"{frame.bulk_bytes} bytes came where {into.nbytes} belong")
+        if not frame.bulk_bytes:
+            return
+        digest = xxhash.xxh3_64()
+        position = 0
+        while position < into.nbytes:
+            piece = into[position : position + HASH_BYTES]
+            try:
+                count = self.stream.recv_some(piece)
+            except WaitTimeout:
+                continue  # the frame is here, so its rest is on the way; a dead sender ends the connection
+            digest.update(piece[:count])
+            position += count
+        checksum = bytearray(CHECKSUM_BYTES)
+        self._fill(memoryview(checksum))
+        if digest.digest() != checksum:
+            raise ProtocolError("a payload was damaged on the way")
+
+    def _fill(self, view: memoryview) -> None:
+        while True:
+            try:
+                return self.stream.recv_into(view)
+            except WaitTimeout:
+                continue
+
+    def say(self, message: Request | Reply, bulk: Sequence[Buffer] = (), push_id: int = 0) -> None:
+        """A cold message."""
+        self.send(Kind.COLD, tail=encode(message), bulk=bulk, push_id=push_id)
+
+    def ask(self, message: Request, bulk: Sequence[Buffer] = ()) -> tuple[Reply, Frame]:
+        """Say it and wait for the one reply. The caller owns this channel's receiving side."""
+        self.say(message, bulk)
+        while True:
+            try:
+                frame = self.recv()
+                return decode(frame.tail), frame  # type: ignore[return-value]
+            except WaitTimeout:
+                continue
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0) -> Channel:
+    """The best lane to an address: shm when the ps is on this very host, else tcp; or the one asked for."""
+    wanted = ["shm", "tcp"] if lane == "auto" else [lane]
+    if lane == "auto" and not has_shared_memory():
+        wanted = ["tcp"]
+    trouble = ConnectionLost(f"no lane to {address}")
+    for name in wanted:
+        try:
+            stream = LANES[name].connect(address, timeout_s)
+        except ConnectionLost as error:
+            trouble = error
+            continue
+        try:
+            return Channel(stream, as_client(stream, secret, address))
+        except (AuthenticationError, ConnectionLost):
+            stream.close()
+            raise
+    raise trouble
+
+
+def accept(stream: Stream, secret: bytes) -> Channel:
+    """The server's end: a channel, or AuthenticationError."""
+    return Channel(stream, as_server(stream, secret))
+
+
+def _checksum(bulk: Sequence[Buffer]) -> bytes:
+    digest = xxhash.xxh3_64()
+    for buffer in bulk:
+        digest.update(buffer)
+    return digest.digest()

@@ -1,0 +1,102 @@
+"""The shm lane: frames on an abstract Unix socket, gradients and parameters in memory that both sides map.
+
+Chosen by itself: an abstract name can be reached only within one network namespace of one kernel, so whoever connects
+*is* on this host. The peer's user is checked; descriptors travel by SCM_RIGHTS and leave nothing behind.
+"""
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import ClassVar
+
+from paceline.errors import AuthenticationError, ConnectionLost
+from paceline.params.arena import Arena, has_shared_memory
+from paceline.transport.base import Stream, split
+from paceline.transport.tcp import close_listener
+
+
+class ShmStream(Stream):
+    shares_memory: ClassVar[bool] = True
+    lane: ClassVar[str] = "shm"
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        check_same_user(sock)
+
+    def send_arenas(self, arenas: Sequence[Arena]) -> None:
+        fds = [a.fd for a in arenas if a.fd is not None]
+        try:
+            socket.send_fds(self._sock, [b"a"], fds)
+        except OSError as error:
+            raise ConnectionLost(f"the connection ended while handing memory over: {error}") from error
+
+    def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, 1, len(sizes))
+        except OSError as error:
+            raise ConnectionLost(f"the connection ended while taking memory over: {error}") from error
+        if not data or len(fds) != len(sizes):
+            raise ConnectionLost("the other side closed the connection before it handed its memory over")
+        return [Arena.opened(fd, size, ok) for fd, size, ok in zip(fds, sizes, writable, strict=True)]
+
+
+class ShmListener:
+    def __init__(self, address: str) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.bind(abstract_name(address))
+        self._sock.listen(128)
+
+    def accept(self) -> Stream:
+        while True:
+            try:
+                sock = self._sock.accept()[0]
+            except OSError as error:
+                raise ConnectionLost(f"the listener was closed: {error}") from error
+            try:
+                return ShmStream(sock)
+            except AuthenticationError:
+                sock.close()
+
+    def close(self) -> None:
+        close_listener(self._sock)
+
+
+class ShmLane:
+    name: ClassVar[str] = "shm"
+
+    @staticmethod
+    def listen(address: str) -> ShmListener:
+        return ShmListener(address)
+
+    @staticmethod
+    def connect(address: str, timeout_s: float) -> Stream:
+        if not has_shared_memory():
+            raise ConnectionLost("this system has no memory that two processes can share (memfd)")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(abstract_name(address))
+        except OSError as error:
+            sock.close()
+            raise ConnectionLost(f"nobody on this host serves {address}: {error}") from error
+        return ShmStream(sock)
+
+
+def abstract_name(address: str) -> str:
+    """The abstract socket beside a TCP address; the address is resolved, so that localhost and 127.0.0.1 are one."""
+    host, port = split(address)
+    try:
+        host = socket.gethostbyname(host)
+    except OSError:
+        pass  # an unknown host cannot be this one; the connection will say so
+    return f"\0paceline/{host}:{port}"
+
+
+def check_same_user(sock: socket.socket) -> None:
+    """Refuse another user's process on the other end (SO_PEERCRED); root may talk to everybody."""
+    if sys.platform != "linux":
+        return
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid not in (os.getuid(), 0) and os.getuid() != 0:
+        raise AuthenticationError(f"the process on the other end (pid {pid}) belongs to user {uid}")

@@ -1,0 +1,3 @@
+"""WHICH paceline is this? The one place that says."""
+
+VERSION = "0.1.0"

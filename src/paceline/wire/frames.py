@@ -1,0 +1,146 @@
+"""WHAT is said, every step? A fixed 64-byte frame with a keyed MAC over frame, tail and a counter.
+
+Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed by a *tail* (small, covered by the MAC)
+and by *bulk* (a shard's bytes and, behind them, their checksum, so that both sides hash while the bytes are hot).
+
+    kind u8 | flags u8 | worker u16 | incarnation u32 | lineage u16 | outcome u8 | spare u8 | tail_bytes u32 |
+    push_id u64 | version u64 | bulk_bytes u64 | spare u64 | mac 16 bytes
+"""
+
+import struct
+from enum import IntEnum
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import NamedTuple
+
+from paceline.errors import ProtocolError
+
+FRAME_BYTES = 64
+HEADER_BYTES = 48
+MAX_TAIL_BYTES = 16 << 20
+
+_HEADER = struct.Struct("<BBHIHBxIQQQ8x")
+_COUNTER = struct.Struct("<Q")
+_SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    PUSH = 1  # a gradient; on ps:0 of a round mode also the vote
+    STAGE = 2  # a gradient for a shard that obeys ps:0
+    PULL = 3  # parameters, please; the tail carries decisions
+    ANSWER = 4  # what became of the push; parameters may follow
+    BEAT = 5  # one way: the worker is alive
+    COLD = 6  # the tail is a message of wire/messages
+
+
+class Flag(IntEnum):
+    """Bits of `flags`."""
+
+    NOT_FINITE = 1  # the gradient holds a NaN or an infinity; no bulk follows
+    WANTS_TICKET = 2  # the worker asks for leave to compute one more step
+    TICKET = 4  # granted
+    INTO_SLOT = 8  # copy the parameters into my slot: reading them in place was torn too often
+    HAS_MASK = 16  # the tail says which tensors had no gradient
+
+
+class Outcome(IntEnum):
+    """What became of a push."""
+
+    APPLIED = 0
+    STAGED = 1
+    DISCARDED = 2  # late: its round was decided without it
+    NOT_FINITE = 3
+    DUPLICATE = 4
+    FENCED = 5  # a newer incarnation of this worker is in, or it was given up
+
+
+class Frame(NamedTuple):
+    """One unpacked frame; `tail` is read, bulk is not."""
+
+    kind: int
+    flags: int
+    worker: int
+    incarnation: int
+    lineage: int
+    outcome: int
+    tail_bytes: int
+    push_id: int
+    version: int
+    bulk_bytes: int
+    tail: bytes = b""
+
+
+class Codec:
+    """Packs with one key and its counter, checks with the other key and its counter.
+
+    >>> a, b = Codec(b"1" * 32, b"2" * 32), Codec(b"2" * 32, b"1" * 32)
+    >>> frame = bytes(a.pack(Kind.BEAT, 0, 3, 1, 0, 0, b"", 7, 0, 0))
+    >>> b.unpack(bytearray(frame)).push_id
+    7
+    """
+
+    def __init__(self, send_key: bytes, recv_key: bytes) -> None:
+        self._send_key = send_key
+        self._recv_key = recv_key
+        self._sent = 0
+        self._received = 0
+        self._out = bytearray(FRAME_BYTES)
+        self._out_seen = memoryview(self._out)[:_SEEN_BYTES]
+
+    def pack(
+        self,
+        kind: int,
+        flags: int,
+        worker: int,
+        incarnation: int,
+        lineage: int,
+        outcome: int,
+        tail: bytes,
+        push_id: int,
+        version: int,
+        bulk_bytes: int,
+    ) -> bytearray:
+        """The frame's bytes, valid until the next call."""
+        out = self._out
+        _HEADER.pack_into(
+            out,
+            0,
+            kind,
+            flags,
+            worker,
+            incarnation,
+            lineage,
+            outcome,
+            len(tail),
+            push_id,
+            version,
+            bulk_bytes,
+        )
+        _COUNTER.pack_into(out, HEADER_BYTES, self._sent)
+        self._sent += 1
+        mac = blake2b(self._out_seen, key=self._send_key, digest_size=16)
+        if tail:
+            mac.update(tail)
+        out[HEADER_BYTES:] = mac.digest()
+        return out
+
+    def tail_bytes(self, frame: bytearray) -> int:
+        """How many tail bytes follow. Read before the MAC can be checked, so it is bounded here."""
+        size: int = _HEADER.unpack_from(frame)[6]
+        if size > MAX_TAIL_BYTES:
+            raise ProtocolError(f"a frame claims {size} bytes of tail, the limit is {MAX_TAIL_BYTES}")
+        return size
+
+    def unpack(self, frame: bytearray, tail: bytes = b"") -> Frame:
+        """Check the MAC over frame, counter and tail, then unpack. Overwrites the frame's last 16 bytes."""
+        received = bytes(frame[HEADER_BYTES:])
+        _COUNTER.pack_into(frame, HEADER_BYTES, self._received)
+        self._received += 1
+        mac = blake2b(memoryview(frame)[:_SEEN_BYTES], key=self._recv_key, digest_size=16)
+        if tail:
+            mac.update(tail)
+        if not compare_digest(mac.digest(), received):
+            raise ProtocolError("a frame with a wrong MAC: changed on the way, replayed, or not from this run")
+        return Frame._make((*_HEADER.unpack_from(frame), tail))

@@ -1,0 +1,232 @@
+"""WHAT is said, now and then? Everything that is not sent every step, as msgspec structs in a frame's tail.
+
+Used by server/service and worker/client. A request gets one reply; `Failed` is the reply of a refusal.
+Numbers travel, code never does: an optimizer is a name and its options.
+"""
+
+import msgspec
+
+from paceline.errors import ProtocolError
+from paceline.params.layout import Layout
+from paceline.wire.decisions import Decision
+
+Scalar = int | float | bool | None
+Options = dict[str, Scalar | list[float]]  # one parameter group's options, without its parameters
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True):
+    """The optimizer a ps shall run: torch's class name and each group's options."""
+
+    name: str
+    groups: list[Options]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all cold messages."""
+
+
+# --- a worker joins -----------------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """Step 1, to every ps: who I am and what I train. `job` is worker, chief or evaluator."""
+
+    job: str
+    worker: int
+    incarnation: int
+    run_id: str
+    is_chief: bool
+    placement: str
+    num_ps: int
+    layout: Layout
+    optimizer: OptimizerSpec
+
+
+class Joined(Message, frozen=True):
+    """On a lane that shares memory, two descriptors follow: the parameters (read-only) and my slot."""
+
+    is_initialised: bool
+    version: int
+    lineage: int
+    segment_bytes: list[int]
+
+
+class Init(Message, frozen=True):
+    """Step 2, the chief's: the bulk is the shard's first values, on ps:0 followed by the carried block."""
+
+
+class Start(Message, frozen=True):
+    """Step 3, to ps:0: answered when every worker of the cluster has joined."""
+
+
+class Started(Message, frozen=True):
+    """Go. `decisions` are to be carried to the other shards before the first pull."""
+
+    seed: int
+    global_step: int
+    decisions: tuple[Decision, ...]
+
+
+class Attach(Message, frozen=True):
+    """A second connection of a worker to ps:0, for heartbeats and questions while the first one waits."""
+
+    worker: int
+    incarnation: int
+
+
+class AskStatus(Message, frozen=True):
+    """Who is missing, and whom does the open round wait for?"""
+
+
+class Status(Message, frozen=True):
+    missing: list[int]
+    waiting_for: list[int]
+    version: int
+
+
+# --- while it trains ----------------------------------------------------------------------------------------------
+
+
+class PushTail(Message, frozen=True):
+    """What a push says beside its numbers: options that changed, and a bit a tensor that had a gradient."""
+
+    options: list[Options] | None = None
+    mask: bytes = b""
+
+
+class Carried(Message, frozen=True):
+    """The decisions in a pull's tail, and in an answer's."""
+
+    decisions: tuple[Decision, ...]
+
+
+class Pause(Message, frozen=True):
+    """Out of rounds until Resume."""
+
+
+class Resume(Message, frozen=True):
+    pass
+
+
+class Barrier(Message, frozen=True):
+    """Answered when every live worker is in."""
+
+
+class Steps(Message, frozen=True):
+    """The cluster shall apply exactly `total` updates; answered with a Ticket."""
+
+    total: int
+
+
+class Ticket(Message, frozen=True):
+    is_granted: bool
+    is_spent: bool
+    global_step: int
+
+
+class Fetch(Message, frozen=True):
+    """what: parameters, slots or carried. tensor: one trained tensor only. A Fetched with bulk answers."""
+
+    what: str
+    tensor: int | None = None
+
+
+class SlotEntry(msgspec.Struct, frozen=True):
+    """Where one piece of optimizer state lies in a Fetched's bulk; `is_scalar`: one number for the whole piece."""
+
+    tensor: int
+    start: int
+    stop: int
+    slot: str
+    dtype: str
+    is_scalar: bool
+    offset: int
+    size_bytes: int
+
+
+class Fetched(Message, frozen=True):
+    version: int
+    slots: list[SlotEntry] = []
+
+
+class Assign(Message, frozen=True):
+    """The chief writes: what = parameters (the bulk is the shard), carried, or slots (described by `slots`)."""
+
+    what: str
+    slots: list[SlotEntry] = []
+
+
+class AskDecisions(Message, frozen=True):
+    """What must I carry to the other shards? Answered with Carried."""
+
+
+class Describe(Message, frozen=True):
+    """What do you hold? For readers that did not join (kv)."""
+
+
+class Described(Message, frozen=True):
+    run_id: str
+    mode: str
+    placement: str
+    num_ps: int
+    version: int
+    layout: Layout | None
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+class Close(Message, frozen=True):
+    """I am done; `report` is my WorkerReport as JSON, `ps_reports` those of the other ps as they told me."""
+
+    report: bytes = b""
+    ps_reports: list[bytes] = []
+
+
+class Closed(Message, frozen=True):
+    """`is_last`: nobody trains any more; write the final checkpoint, then let go."""
+
+    is_last: bool
+    report: bytes = b""
+
+
+class Lost(Message, frozen=True):
+    """From whoever starts tasks: this worker will not come back."""
+
+    worker: int
+
+
+class Stop(Message, frozen=True):
+    """From whoever starts tasks, or the chief: end the run."""
+
+
+class Done(Message, frozen=True):
+    pass
+
+
+class Failed(Message, frozen=True):
+    reason: str
+
+
+Request = (
+    Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Steps | Fetch | Assign
+    | AskDecisions | Describe | Close | Lost | Stop
+)  # fmt: skip
+Reply = Joined | Started | Status | Carried | Ticket | Fetched | Described | Closed | Done | Failed
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)
+
+encode = _ENCODER.encode
+
+
+def decode(data: bytes) -> Request | Reply:
+    """A message from bytes that may be anything.
+
+    >>> decode(encode(Lost(3)))
+    Lost(worker=3)
+    """
+    try:
+        return _DECODER.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a message that does not parse: {error}") from error

@@ -1,0 +1,306 @@
+"""HOW does a worker push and pull? The verbs over all ps, in the order that the one-decision protocol wants.
+
+Used by worker/torch (and other frameworks' files): no framework here, memory is bytes. One request at a time, always
+from the thread that trains; only heartbeats come from a thread of their own.
+
+A step in a mode with rounds and several ps (server/rounds has the other side):
+
+1. stage the gradient on ps:1..n, wait for all acks,
+2. stage and vote at ps:0, in one message,
+3. ps:0's answer brings the contributor set,
+4. carry it to ps:1..n; each answers with parameters of that round.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
+from paceline.params.layout import Layout
+from paceline.params.placement import Plan
+from paceline.telemetry.lines import waiting_line
+from paceline.transport.base import Buffer
+from paceline.transport.channel import Channel, connect
+from paceline.wire import messages as m
+from paceline.wire.decisions import Decision
+from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.worker.link import Link
+
+POLL_S = 0.5
+RETRY_S = 0.1
+SAY_EVERY_S = 10.0
+REFRESH_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is, and where its cluster is."""
+
+    job: str
+    worker: int
+    incarnation: int
+    run_id: str
+    is_chief: bool
+    ps_addresses: tuple[str, ...]
+    worker_devices: tuple[str, ...]
+    placement: str
+    lane: str
+    secret: bytes
+    lease_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a push."""
+
+    outcome: Outcome
+    has_ticket: bool
+
+
+class Client:
+    """The worker's end of the cluster. `arena` is the memory of all trained parameters, shard after shard."""
+
+    def __init__(
+        self,
+        me: Identity,
+        has_rounds: bool,
+        layout: Layout,
+        plan: Plan,
+        arena: memoryview,
+        say: Callable[[str], None],
+    ) -> None:
+        self._me = me
+        self._say = say
+        self._has_rounds = has_rounds
+        self._layout = layout
+        self._plan = plan
+        self._arena = arena
+        self._ended = threading.Event()
+        self._watch: Channel | None = None
+        self.links: list[Link] = []
+        self.push_id = 0
+        self.is_pending = False
+        self.waited_s = 0.0
+
+    # --- joining ----------------------------------------------------------------------------------------------
+
+    def join(self, optimizer: m.OptimizerSpec, carried: Callable[[], bytes]) -> m.Started:
+        """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
+        me = self._me
+        began = time.monotonic()
+        message = m.Join(
+            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.placement, self._plan.num_ps,
+            self._layout, optimizer,
+        )  # fmt: skip
+        # ps:0 last: from its answer on the rounds count on this worker.
+        for index in [*range(1, self._plan.num_ps), 0]:
+            link = Link(self._connect(index), index, self._slice(index), me.worker, me.incarnation)
+            joined = link.join(message)
+            self.links.append(link)
+            if me.is_chief and not joined.is_initialised:
+                extra = [carried()] if index == 0 and self._layout.carried_bytes else []
+                link.ask(m.Init(), bulk=[self._slice(index), *extra])
+        self.links.sort(key=lambda each: each.index)
+        self._attach()
+        started = self._await_start()
+        for link in self.links:
+            link.channel.stream.set_timeout(POLL_S)
+        self.carry(started.decisions)
+        self.waited_s = time.monotonic() - began
+        return started
+
+    def _connect(self, index: int) -> Channel:
+        address = self._me.ps_addresses[index]
+        device = f"/job:ps/replica:0/task:{index}"
+        waiting = _Patience(self._me.wait_s, [device], self._say)
+        while True:
+            try:
+                return connect(address, self._me.lane, self._me.secret)
+            except ConnectionLost as error:
+                waiting.again(f"{device} at {address} did not answer ({error})")
+                time.sleep(RETRY_S)  # between attempts to connect: nobody can wake us
+
+    def _attach(self) -> None:
+        self._watch = connect(self._me.ps_addresses[0], self._me.lane, self._me.secret)
+        self._watch.ask(m.Attach(self._me.worker, self._me.incarnation))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def _beat(self) -> None:
+        assert self._watch is not None
+        while not self._ended.wait(self._me.lease_s / 5):
+            try:
+                self._watch.send(Kind.BEAT, worker=self._me.worker, incarnation=self._me.incarnation)
+            except ConnectionLost:
+                return  # the thread that trains sees the end on its own connection, and says so
+
+    def _await_start(self) -> m.Started:
+        channel = self.links[0].channel
+        channel.stream.set_timeout(POLL_S)
+        channel.say(m.Start())
+        waiting: _Patience | None = None
+        while True:
+            try:
+                frame = channel.recv()
+                break
+            except WaitTimeout:
+                missing = [self._me.worker_devices[w] for w in self.status().missing]
+                waiting = waiting or _Patience(self._me.wait_s, missing, self._say)
+                waiting.names = missing
+                waiting.again(f"{', '.join(missing)} did not join")
+        reply = m.decode(frame.tail)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        if not isinstance(reply, m.Started):
+            raise ProtocolError(f"ps:0 answered Start with {type(reply).__name__}")
+        return reply
+
+    def status(self) -> m.Status:
+        """Who is missing and whom the round waits for; asked beside a connection that waits."""
+        assert self._watch is not None
+        reply, _ = self._watch.ask(m.AskStatus())
+        if not isinstance(reply, m.Status):
+            raise ProtocolError("ps:0 does not know its status")
+        return reply
+
+    # --- the two verbs ----------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        payloads: Sequence[Sequence[Buffer]],
+        tail: bytes = b"",
+        is_finite: bool = True,
+        wants_ticket: bool = False,
+    ) -> None:
+        """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory."""
+        self.push_id += 1
+        flags = 0 if is_finite else Flag.NOT_FINITE
+        others = self.links[1:]
+        if not self._has_rounds:
+            for link in others:
+                link.send(Kind.PUSH, flags, self.push_id, tail, payloads[link.index])
+        elif others and is_finite:
+            for link in others:  # 1
+                link.send(Kind.STAGE, flags, self.push_id, tail, payloads[link.index])
+            for link in others:
+                self._await(link)
+        if wants_ticket:
+            flags |= Flag.WANTS_TICKET
+        self.links[0].send(Kind.PUSH, flags, self.push_id, tail, payloads[0])  # 2
+        self.is_pending = True
+
+    def take(self) -> Taken:
+        """Wait for the answer and bring the newest parameters into the arena."""
+        first = self._await(self.links[0])  # 3
+        self.links[0].read(self.push_id)
+        if self._has_rounds:
+            if len(self.links) > 1:
+                carried = m.decode(first.tail) if first.tail else m.Carried(())
+                assert isinstance(carried, m.Carried)
+                self.carry(carried.decisions, first_is_read=True)  # 4
+        else:
+            for link in self.links[1:]:
+                self._await(link)
+                link.read(self.push_id)
+        self.is_pending = False
+        return Taken(Outcome(first.outcome), bool(first.flags & Flag.TICKET))
+
+    def carry(self, decisions: tuple[Decision, ...], first_is_read: bool = False) -> None:
+        """Bring ps:0's decisions to the other shards and read all; in rounds until all are at one version."""
+        for _ in range(REFRESH_TRIES):
+            for link in self.links[1:] if first_is_read else self.links:
+                self._pull(link, decisions if link.index else ())
+            if not self._has_rounds or len({link.version for link in self.links}) == 1:
+                return
+            first_is_read = False
+            reply = self.links[0].ask(m.AskDecisions())
+            assert isinstance(reply, m.Carried)
+            decisions = reply.decisions
+        raise ClusterError(f"the shards do not come to one version: {[link.version for link in self.links]}")
+
+    def pull(self) -> None:
+        """The newest parameters, now."""
+        decisions: tuple[Decision, ...] = ()
+        if self._has_rounds and len(self.links) > 1:
+            reply = self.links[0].ask(m.AskDecisions())
+            assert isinstance(reply, m.Carried)
+            decisions = reply.decisions
+        self.carry(decisions)
+
+    def _pull(self, link: Link, decisions: tuple[Decision, ...]) -> None:
+        if decisions or not link.shares_memory:
+            link.send(Kind.PULL, 0, self.push_id, m.encode(m.Carried(decisions)) if decisions else b"")
+            self._await(link)
+        link.read(self.push_id)
+
+    def _await(self, link: Link) -> Frame:
+        """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline."""
+        waiting: _Patience | None = None
+        while True:
+            try:
+                return link.answer(self.push_id)
+            except WaitTimeout:
+                waiting = self._still_waiting(waiting, link)
+
+    def _still_waiting(self, waiting: "_Patience | None", link: Link) -> "_Patience":
+        slow = [self._me.worker_devices[w] for w in self.status().waiting_for if w != self._me.worker]
+        names = slow or [f"/job:ps/replica:0/task:{link.index}"]
+        waiting = waiting or _Patience(self._me.wait_s, names, self._say, first_after_s=SAY_EVERY_S)
+        waiting.names = names
+        waiting.again(f"{', '.join(names)} did not answer")
+        return waiting
+
+    def ask(self, request: m.Request) -> m.Reply:
+        """A request to ps:0 that may be answered late (a barrier, a ticket): waits like everything else here."""
+        link = self.links[0]
+        link.channel.say(request)
+        waiting: _Patience | None = None
+        while True:
+            try:
+                reply = m.decode(link.channel.recv().tail)
+                break
+            except WaitTimeout:
+                waiting = self._still_waiting(waiting, link)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        return reply  # type: ignore[return-value]
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def stop_beating(self) -> None:
+        self._ended.set()
+
+    def close(self) -> None:
+        """End all connections; without a Close message before, the ps takes it as a death."""
+        self._ended.set()
+        for link in self.links:
+            link.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    def _slice(self, index: int) -> memoryview:
+        base = self._plan.base(index)
+        return self._arena[base : base + self._plan.shard_bytes[index]]
+
+
+class _Patience:
+    """Says for whom we wait, at once and then every ten seconds; raises at the deadline."""
+
+    def __init__(
+        self, wait_s: float, names: Sequence[str], say: Callable[[str], None], first_after_s: float = 0.0
+    ) -> None:
+        self.names = names
+        self._wait_s = wait_s
+        self._say = say
+        self._began = time.monotonic()
+        self._next_s = first_after_s
+
+    def again(self, why: str) -> None:
+        waited_s = time.monotonic() - self._began
+        if waited_s > self._wait_s:
+            raise WaitTimeout(f"gave up after {waited_s:.0f} s: {why}")
+        if waited_s >= self._next_s:
+            self._next_s = waited_s - waited_s % SAY_EVERY_S + SAY_EVERY_S
+            for name in self.names:
+                self._say(waiting_line(name, waited_s))

@@ -1,0 +1,366 @@
+"""WHAT does a script hold? `ctx`: which task it is, and everything that is not the training loop itself.
+
+Made by paceline.init. Every call first takes the answer of the last push, so that what it says is up to date.
+Without a cluster the same calls do the plain thing, and nothing of the training changes.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment
+from paceline.errors import PacelineError, UsageError
+from paceline.launchers.paths import RunPaths
+from paceline.modes import make as make_mode
+from paceline.params.placement import table
+from paceline.telemetry import lines
+from paceline.telemetry.sink import Sink
+from paceline.telemetry.steps import StepClock
+from paceline.telemetry.summaries import EventWriter
+from paceline.wire import messages as m
+from paceline.worker.client import Identity
+from paceline.worker.kv import Kv
+
+LINES_PER_S = 3.0
+
+
+class Context:
+    """One task's view of its run. Usable as a context manager; closing it ends this worker's part."""
+
+    def __init__(self, assignment: Assignment | None, out: Callable[[str], None]) -> None:
+        self._assignment = assignment
+        self._say = out
+        self._trainee: Any = None
+        self._solo_steps = 0
+        self._is_closed = False
+        self._began_s = time.monotonic()
+        self._trained_from_s: float | None = None
+        self._samples = 0
+        self.seed = 0
+        self._next_line_s = 0.0
+        self.clock = StepClock()
+        paths = self._paths()
+        self._sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
+        self._events = EventWriter(paths.root) if paths and self.is_chief else None
+        self._metrics: dict[str, float] = {}
+        self._stop_ticking = threading.Event()
+        if assignment is not None:
+            self._sink.event("start", task=str(assignment.task), incarnation=assignment.incarnation)
+
+    # --- who am I ---------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> str:
+        return self._assignment.task.job if self._assignment else "worker"
+
+    @property
+    def task_index(self) -> int:
+        return self._assignment.task.index if self._assignment else 0
+
+    @property
+    def worker_index(self) -> int:
+        """0..n-1, the chief first."""
+        if self._assignment is None or self.job == "evaluator":
+            return 0
+        return self._assignment.cluster.worker_index(self._assignment.task)
+
+    @property
+    def is_chief(self) -> bool:
+        return self.worker_index == 0 and self.job != "evaluator"
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._assignment.cluster.workers) if self._assignment else 1
+
+    @property
+    def mode(self) -> str:
+        return self._assignment.settings.mode if self._assignment else "single"
+
+    @property
+    def device(self) -> Any:
+        """The torch device that the launcher pinned; prepare() moves nothing there."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def global_step(self) -> int:
+        """Updates applied by the cluster, as far as this worker has seen."""
+        if self._trainee is None:
+            return self._solo_steps
+        self._trainee.settle()
+        version: int = self._trainee.client.links[0].version
+        return version
+
+    # --- preparing --------------------------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any, shard: bool = True) -> Any:
+        """Model, optimizer, loader, scheduler in any order; returned in that order, one argument as itself."""
+        from paceline.worker.preparation import prepare
+
+        return prepare(self, objects, shard)
+
+    def identity(self) -> Identity:
+        """What a client needs to know of this worker."""
+        assignment = self._require_cluster()
+        cluster, settings = assignment.cluster, assignment.settings
+        return Identity(
+            job=self.job,
+            worker=self.worker_index,
+            incarnation=assignment.incarnation,
+            run_id=settings.run_id,
+            is_chief=self.is_chief,
+            ps_addresses=tuple(cluster.address(t) for t in cluster.ps),
+            worker_devices=tuple(t.device for t in cluster.workers),
+            placement=settings.placement,
+            lane=settings.lane,
+            secret=assignment.secret,
+            lease_s=settings.lease_s,
+            wait_s=settings.wait_s,
+        )
+
+    def begin(self, trainee: Any, batch_size: int) -> None:
+        """Called by prepare when the cluster has started."""
+        self._trainee = trainee
+        self._samples = batch_size
+        self._trained_from_s = time.time()
+        self.clock.waited(trainee.client.waited_s)
+        settings = self._require_cluster().settings
+        if settings.log_device_placement and self.is_chief:
+            for line in table(trainee.layout, trainee.plan):
+                self._say(line)
+        self._say(lines.begins_line(self._trained_from_s))
+        threading.Thread(target=self._tick, name="telemetry", daemon=True).start()
+
+    def stepped(self) -> None:
+        """Called by the optimizer after every step of this worker."""
+        self.clock.step(self._samples)
+        trainee = self._trainee
+        every = self._assignment.settings.log_every if self._assignment else 0
+        if every:
+            is_due = trainee.steps % every == 0
+        else:
+            now = time.monotonic()
+            is_due = now >= self._next_line_s
+            if is_due:
+                self._next_line_s = now + 1 / LINES_PER_S
+        if is_due:
+            version = trainee.client.links[0].version + trainee.client.is_pending
+            self._say(lines.step_line(time.time(), self.worker_index, trainee.steps, version))
+
+    def _tick(self) -> None:
+        steps, at_s = 0, time.monotonic()
+        task = str(self._require_cluster().task)
+        while not self._stop_ticking.wait(1.0):
+            now_steps, now_s = self._trainee.steps, time.monotonic()
+            self._sink.tick(
+                task=task,
+                step=now_steps,
+                global_step=self._trainee.client.links[0].version,
+                steps_per_s=round((now_steps - steps) / (now_s - at_s), 2),
+                metrics=dict(self._metrics),
+                phase="train",
+            )
+            steps, at_s = now_steps, now_s
+
+    # --- going on ---------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that remain for this worker."""
+        if self.job == "evaluator":
+            return
+        for epoch in range(count):
+            self.clock.epoch()
+            yield epoch
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Steps of this worker until the *cluster* has applied exactly `total` updates."""
+        if total < 0:
+            raise UsageError(f"steps({total}): a number of steps is not negative")
+        if self._trainee is None:
+            yield from range(total)
+            return
+        trainee, number = self._trainee, 0
+        trainee.wants_ticket = True
+        try:
+            while self._has_ticket(total):
+                trainee.has_ticket = False
+                yield number
+                number += 1
+                trainee.settle()
+        finally:
+            trainee.wants_ticket = False
+
+    def _has_ticket(self, total: int) -> bool:
+        if self._trainee.has_ticket:
+            return True
+        ticket = self._ask(m.Steps(total))
+        return isinstance(ticket, m.Ticket) and ticket.is_granted
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
+        numbers = {name: float(value) for name, value in values.items()}
+        self._metrics.update(numbers)
+        self.clock.metrics(numbers)
+        if self._events is not None and self._trainee is not None:
+            self._events.scalars(numbers, self._trainee.client.links[0].version)
+
+    def print(self, *values: object) -> None:
+        """Print on the chief only."""
+        if self.is_chief:
+            self._say(" ".join(str(v) for v in values))
+
+    def barrier(self) -> None:
+        """Wait until every live worker is here; rounds go on without those who wait."""
+        if self._trainee is not None:
+            self._ask(m.Barrier())
+            self._refresh()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Out of rounds while evaluating, say: nobody waits for this worker inside."""
+        if self._trainee is None:
+            yield
+            return
+        self._ask(m.Pause())
+        try:
+            yield
+        finally:
+            self._ask(m.Resume())
+            self._refresh()
+
+    def pull(self) -> None:
+        """The newest parameters, now."""
+        if self._trainee is not None:
+            self._trainee.settle()
+            self._refresh()
+
+    @contextmanager
+    def assign(self) -> Iterator[None]:
+        """Inside, load_state_dict of model and optimizer is for the whole cluster; the chief's values are taken."""
+        if self._trainee is None:
+            yield
+            return
+        self.barrier()
+        yield
+        if self.is_chief:
+            self._trainee.assign_parameters()
+        self.barrier()
+
+    @property
+    def kv(self) -> Kv:
+        """Any variable by name, from the ps: ctx.kv["0.weight"]."""
+        if self._trainee is None:
+            raise UsageError("ctx.kv reads from the ps, and there is no cluster here")
+        me = self.identity()
+        return Kv(me.ps_addresses, me.lane, me.secret)
+
+    def save(self) -> Path | None:
+        """Write a checkpoint now; only the chief does, in the run folder."""
+        paths = self._paths()
+        if not self.is_chief or self._trainee is None or paths is None:
+            return None
+        self._trainee.settle()
+        return self._save(paths)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def close(self, is_ok: bool = True) -> None:
+        """Report and leave; the last worker to do so writes the final checkpoint."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._stop_ticking.set()
+        try:
+            if self._trainee is not None and is_ok:
+                self._leave()
+        finally:
+            if self._trainee is not None:
+                self._trainee.client.close()
+            if self._events is not None:
+                self._events.close()
+            self._sink.close()
+
+    def _leave(self) -> None:
+        trainee = self._trainee
+        trainee.settle()
+        assert self._trained_from_s is not None
+        ended_s = time.time()
+        self._say(lines.ends_line(ended_s))
+        self._say(lines.elapsed_line(ended_s - self._trained_from_s))
+        self.clock.discarded(trainee.discarded)
+        report = self.clock.report(self.worker_index, time.monotonic() - self._began_s)
+        self._sink.event("report", task=str(self._require_cluster().task), report=msgspec.to_builtins(report))
+        links = trainee.client.links
+        if self.is_chief and trainee.layout.carried_bytes:
+            links[0].ask(m.Assign("carried"), bulk=[trainee.carried_block()])
+        trainee.client.pull()  # whoever ends carries ps:0's open decisions to all shards first
+        reports = [link.ask(m.Close()) for link in links[1:]]
+        told = [r.report for r in reports if isinstance(r, m.Closed)]
+        closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
+        paths = self._paths()
+        is_wanted = self._require_cluster().settings.save_every != "none"
+        if isinstance(closed, m.Closed) and closed.is_last and paths is not None and is_wanted:
+            self._save(paths)
+
+    def _save(self, paths: RunPaths) -> Path:
+        from paceline.worker.saving import save
+
+        settings = self._require_cluster().settings
+        folder = save(self._trainee, paths.checkpoints, settings.run_id, settings.mode)
+        self._sink.event("checkpoint", folder=str(folder))
+        return folder
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(is_ok=error is None)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _ask(self, request: m.Request) -> m.Reply:
+        self._trainee.settle()
+        reply: m.Reply = self._trainee.client.ask(request)
+        return reply
+
+    def _refresh(self) -> None:
+        self._trainee.client.pull()
+        self._trainee.mirror()
+
+    def _require_cluster(self) -> Assignment:
+        if self._assignment is None:
+            raise PacelineError("there is no cluster here: this process trains alone")
+        return self._assignment
+
+    def _paths(self) -> RunPaths | None:
+        if self._assignment is None or self._assignment.settings.run_dir is None:
+            return None
+        return RunPaths(self._assignment.settings.run_dir)
+
+    def say(self, line: str) -> None:
+        self._say(line)
+
+    @property
+    def assignment(self) -> Assignment | None:
+        return self._assignment
+
+    def count_solo_step(self) -> None:
+        self._solo_steps += 1
+
+    def has_rounds(self) -> bool:
+        settings = self._require_cluster().settings
+        return make_mode(settings.mode, settings.replicas_to_aggregate).has_rounds
+
+
+def flush_line(text: str) -> None:
+    """Print a line so that it is in the log at once, even when the log is a file."""
+    print(text, flush=True)

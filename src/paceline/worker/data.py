@@ -1,0 +1,145 @@
+"""WHICH batches does this worker take? The set shared out: the same permutation for all, every n-th batch for each.
+
+Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+
+class SharedBatches:
+    """Batches of indices: worker i of n takes batches i, i+n, i+2n, …; the last round is filled by wrapping.
+
+    >>> [list(SharedBatches(5, 1, False, w, 2, seed=0)) for w in (0, 1)]
+    [[[0], [2], [4]], [[1], [3], [0]]]
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        shuffle: bool,
+        worker: int,
+        num_workers: int,
+        seed: int,
+        drop_last: bool = False,
+    ) -> None:
+        self.batch_size = batch_size
+        self.epoch = 0
+        self._size = size
+        self._shuffle = shuffle
+        self._worker = worker
+        self._num_workers = num_workers
+        self._seed = seed
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        return -(-self._num_batches() // self._num_workers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order()
+        self.epoch += 1
+        count = self._num_batches()
+        for first in range(self._worker, len(self) * self._num_workers, self._num_workers):
+            start = (first % count) * self.batch_size
+            yield order[start : start + self.batch_size]
+
+    def _num_batches(self) -> int:
+        if self._drop_last:
+            return self._size // self.batch_size
+        return -(-self._size // self.batch_size)
+
+    def _order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(self._size))
+        generator = torch.Generator().manual_seed(self._seed + self.epoch)
+        order: list[int] = torch.randperm(self._size, generator=generator).tolist()
+        return order
+
+
+class EveryNth:
+    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers."""
+
+    def __init__(self, batches: Any, worker: int, num_workers: int) -> None:
+        self._batches = batches
+        self._worker = worker
+        self._num_workers = num_workers
+
+    def __len__(self) -> int:
+        return -(-len(self._batches) // self._num_workers)
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        taken = 0
+        kept: list[Sequence[int]] = []
+        for number, batch in enumerate(self._batches):
+            if number < self._num_workers:
+                kept.append(batch)
+            if number % self._num_workers == self._worker:
+                taken += 1
+                yield batch
+        if taken < len(self) and kept:
+            yield kept[self._worker % len(kept)]
+
+
+def share(
+    loader: DataLoader[Any], worker: int, num_workers: int, seed: int, data: str, say: Callable[[str], None]
+) -> DataLoader[Any]:
+    """The loader this worker iterates: the same one when it is alone or told to take everything, else its share."""
+    if num_workers == 1 or data == "full":
+        return loader
+    if isinstance(loader.dataset, IterableDataset):
+        say("paceline: an iterable dataset is not shared out: every worker iterates all of it, unless it splits itself")
+        return loader
+    if loader.batch_size is None and loader.batch_sampler is None:
+        say("paceline: a loader without batches is not shared out: every worker iterates all of it")
+        return loader
+    batches: Any
+    plain_batches = type(loader.batch_sampler) is BatchSampler
+    if plain_batches and type(loader.sampler) in (RandomSampler, SequentialSampler) and loader.batch_size is not None:
+        shuffle = type(loader.sampler) is RandomSampler
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        batches = SharedBatches(size, loader.batch_size, shuffle, worker, num_workers, seed, loader.drop_last)
+    else:
+        say("paceline: a sampler of your own is shared out batch by batch: it must give all workers the same order")
+        batches = EveryNth(loader.batch_sampler, worker, num_workers)
+    return _with_batches(loader, batches)
+
+
+def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
+    options: dict[str, Any] = {}
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+        options["persistent_workers"] = loader.persistent_workers
+        options["multiprocessing_context"] = loader.multiprocessing_context
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        generator=loader.generator,
+        **options,
+    )
+
+
+def note_epochs(loader: DataLoader[Any], on_epoch: Callable[[], None]) -> DataLoader[Any]:
+    """Tell when an epoch starts, without changing what the loader gives: its class becomes a subclass of its own."""
+    base = type(loader)
+
+    def iterate(self: DataLoader[Any]) -> Any:
+        on_epoch()
+        return base.__iter__(self)
+
+    loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
+    return loader
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """How many samples a batch has, as far as the loader says; 0 when it does not."""
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return int(size or 0)

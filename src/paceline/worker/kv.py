@@ -1,0 +1,144 @@
+"""WHAT is in the ps right now? Any variable by name, read beside the training: a ps as a key-value store.
+
+Used by ctx.kv and `paceline kv`. Opens its own connections, joins nothing, changes nothing. No framework.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.checkpoint.store import RAW
+from paceline.cluster.spec import ClusterSpec
+from paceline.errors import ClusterError, PacelineError, ProtocolError, Refused, UsageError
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.placement import Plan, place
+from paceline.transport.channel import Channel, connect
+from paceline.wire import messages as m
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One variable: what it is, which version of it, and on which ps it lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    version: int
+    ps: tuple[str, ...]
+    is_trained: bool
+
+
+class Kv:
+    """Reads variables of a run. `kv["0.weight"]` is a numpy array (bfloat16 comes as float32)."""
+
+    def __init__(self, addresses: Sequence[str], lane: str, secret: bytes) -> None:
+        self._channels: list[Channel] = [connect(a, lane, secret) for a in addresses]
+        described = [self._ask(c, m.Describe())[0] for c in self._channels]
+        first = described[0]
+        if not isinstance(first, m.Described) or first.layout is None:
+            self.close()
+            raise ClusterError("the ps hold nothing yet: no chief has initialised the model")
+        self.layout: Layout = first.layout
+        self.plan: Plan = place(self.layout, first.num_ps, first.placement)
+        self._versions = [d.version for d in described if isinstance(d, m.Described)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([t.name for t in self.layout.tensors])
+
+    def __getitem__(self, name: str) -> "np.ndarray[Any, Any]":
+        return self.get(name)[1]
+
+    def entries(self) -> list[Entry]:
+        """All variables, in the model's order."""
+        return [self._entry(t.name, self._versions) for t in self.layout.tensors]
+
+    def get(self, name: str) -> tuple[Entry, "np.ndarray[Any, Any]"]:
+        """A variable's newest values; raises UsageError with the nearest names when there is none of that name."""
+        spec = next((t for t in self.layout.tensors if t.name == name), None)
+        if spec is None:
+            raise UsageError(
+                f"no variable '{name}' on the ps; there are {', '.join(t.name for t in self.layout.tensors)}"
+            )
+        memory = bytearray(spec.size_bytes)
+        versions = list(self._versions)
+        if spec.is_trained:
+            index = self.layout.trained.index(spec)
+            item = ITEM_BYTES[spec.dtype]
+            for shard, piece in self.plan.owners(index):
+                reply, block = self._ask(self._channels[shard], m.Fetch("parameters", index))
+                assert isinstance(reply, m.Fetched)
+                memory[piece.start * item : piece.stop * item] = block
+                versions[shard] = reply.version
+        else:
+            offset = self.layout.carried_offsets[self.layout.carried.index(spec)]
+            reply, block = self._ask(self._channels[0], m.Fetch("carried"))
+            memory[:] = block[offset : offset + spec.size_bytes]
+        return self._entry(name, versions), _as_array(spec, memory)
+
+    def _entry(self, name: str, versions: Sequence[int]) -> Entry:
+        spec = next(t for t in self.layout.tensors if t.name == name)
+        shards = [s for s, _ in self.plan.owners(self.layout.trained.index(spec))] if spec.is_trained else [0]
+        version = max((versions[s] for s in shards), default=0)
+        return Entry(name, spec.shape, spec.dtype, version, tuple(f"ps:{s}" for s in shards), spec.is_trained)
+
+    def _ask(self, channel: Channel, request: m.Request) -> tuple[m.Reply, bytearray]:
+        reply, frame = channel.ask(request)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        if frame.bulk_bytes > 1 << 40:
+            raise ProtocolError("a ps sent more than any model has")
+        block = bytearray(frame.bulk_bytes)
+        channel.recv_bulk(frame, memoryview(block))
+        return reply, block
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":
+    item = ITEM_BYTES[spec.dtype]
+    raw = np.frombuffer(memory, dtype=RAW[item])
+    if spec.dtype == "bfloat16":
+        raw, item = raw.astype(np.uint32) << 16, 4
+        values = raw.view(np.float32)
+    else:
+        values = raw.view(spec.dtype)
+    return np.lib.stride_tricks.as_strided(values, spec.shape, tuple(s * item for s in spec.stride)).copy()
+
+
+def open_run(run_dir: Path) -> Kv:
+    """The variables of a run that trains now, by its folder."""
+    from paceline.launchers.paths import RunPaths
+
+    paths = RunPaths(run_dir)
+    try:
+        jobs = msgspec.json.decode(paths.cluster.read_bytes())
+        cluster = ClusterSpec({job: addresses for job, addresses in jobs.items() if job != "tasks"})
+        secret = paths.read_secret()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{run_dir} is no run folder: {error}") from error
+    try:
+        return Kv([cluster.address(t) for t in cluster.ps], "auto", secret)
+    except ClusterError as error:
+        raise PacelineError(f"the run in {run_dir} does not answer, it may have ended: {error}") from error
+
+
+def read(run_dir: str | Path) -> list[Entry]:
+    """For `paceline kv ls`."""
+    kv = open_run(Path(run_dir))
+    try:
+        return kv.entries()
+    finally:
+        kv.close()
+
+
+def value(run_dir: str | Path, name: str) -> tuple[Entry, "np.ndarray[Any, Any]"]:
+    """For `paceline kv get`."""
+    kv = open_run(Path(run_dir))
+    try:
+        return kv.get(name)
+    finally:
+        kv.close()

@@ -1,0 +1,128 @@
+"""HOW does a worker talk to one ps? The connection, its slot, and a read that is never torn.
+
+Used by worker/client, one a ps. No framework: memory is bytes here.
+"""
+
+import os
+from collections.abc import Sequence
+
+from paceline.errors import ProtocolError, Refused, WaitTimeout
+from paceline.transport.base import Buffer
+from paceline.transport.channel import Channel
+from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.messages import Failed, Join, Joined, Reply, Request
+
+HEADER_BYTES = 64  # before the parameters in a shared segment; its first 8 bytes are the sequence number
+TORN_TRIES = 3
+
+
+class Link:
+    """One ps as a worker sees it. `into` is the part of the worker's arena that this ps owns."""
+
+    def __init__(self, channel: Channel, index: int, into: memoryview, worker: int, incarnation: int) -> None:
+        self.channel = channel
+        self.index = index
+        self.into = into
+        self.version = 0
+        self.slot: memoryview | None = None
+        self._worker = worker
+        self._incarnation = incarnation
+        self._parameters: memoryview | None = None
+        self._sequence: memoryview | None = None
+
+    @property
+    def shares_memory(self) -> bool:
+        return self.channel.shares_memory
+
+    def join(self, join: Join) -> Joined:
+        """Step 1 of joining; on a lane that shares memory, maps what the ps hands over."""
+        joined = self.ask(join)
+        if not isinstance(joined, Joined):
+            raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
+        if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes, self.into.nbytes]:
+            raise ProtocolError(f"ps:{self.index} holds {joined.segment_bytes} bytes, expected {self.into.nbytes}")
+        if self.shares_memory:
+            parameters, slot = self.channel.stream.recv_arenas(joined.segment_bytes, [False, True])
+            self._sequence = parameters.memory[:8].cast("Q")
+            self._parameters = parameters.memory[HEADER_BYTES:]
+            self.slot = slot.memory
+            if self.channel.lane == "shm":
+                parameters.close()
+                slot.close()
+        self.version = joined.version
+        return joined
+
+    def ask(self, request: Request, bulk: Sequence[Buffer] = ()) -> Reply:
+        """A cold request and its reply; a refusal is raised."""
+        reply, _ = self.channel.ask(request, bulk)
+        if isinstance(reply, Failed):
+            raise Refused(reply.reason)
+        return reply
+
+    def ask_bulk(self, request: Request, limit_bytes: int) -> tuple[Reply, bytearray]:
+        """A cold request whose reply brings bulk."""
+        reply, frame = self.channel.ask(request)
+        if isinstance(reply, Failed):
+            raise Refused(reply.reason)
+        if frame.bulk_bytes > limit_bytes:
+            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes, at most {limit_bytes} were expected")
+        block = bytearray(frame.bulk_bytes)
+        self.channel.recv_bulk(frame, memoryview(block))
+        return reply, block
+
+    def send(self, kind: Kind, flags: int, push_id: int, tail: bytes = b"", bulk: Sequence[Buffer] = ()) -> None:
+        self.channel.send(
+            kind,
+            flags,
+            self._worker,
+            self._incarnation,
+            push_id=push_id,
+            version=self.version,
+            tail=tail,
+            bulk=bulk,
+        )
+
+    def answer(self, push_id: int) -> Frame:
+        """The answer to `push_id`; on tcp its parameters lie in the arena when this returns."""
+        frame = self.channel.recv()
+        if frame.kind != Kind.ANSWER or frame.push_id != push_id:
+            raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
+        if frame.outcome == Outcome.FENCED:
+            raise Refused(f"worker:{self._worker} is fenced: ps:{self.index} has given it up or knows a newer one")
+        if not self.shares_memory and frame.outcome != Outcome.STAGED:
+            self.channel.recv_bulk(frame, self.into)
+            self.version = frame.version
+        return frame
+
+    def read(self, push_id: int) -> None:
+        """On a lane that shares memory: copy the parameters into the arena, all from one version.
+
+        The sequence number is odd while an update runs. What changed under the copy is copied again, and after a few
+        tries the ps is asked to copy, under its lock, into the slot.
+        """
+        if self._sequence is None or self._parameters is None:
+            return
+        for _ in range(TORN_TRIES):
+            before = self._sequence[0]
+            if before & 1:
+                os.sched_yield()
+                continue
+            self.into[:] = self._parameters
+            if self._sequence[0] == before:
+                self.version = before // 2
+                return
+        self.send(Kind.PULL, Flag.INTO_SLOT, push_id)
+        frame = self._wait(push_id)
+        assert self.slot is not None
+        self.into[:] = self.slot
+        self.version = frame.version
+
+    def _wait(self, push_id: int) -> Frame:
+        while True:
+            try:
+                return self.answer(push_id)
+            except WaitTimeout:
+                continue
+
+    def close(self) -> None:
+        self.channel.close()

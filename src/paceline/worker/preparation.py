@@ -1,0 +1,153 @@
+"""HOW do a user's objects join the cluster? ctx.prepare for PyTorch: sort the arguments, bind, join, share the data.
+
+Called by worker/context. The model and the optimizer come back as the same objects.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.errors import UsageError
+from paceline.views import NAMES, as_bytes, flat, shaped
+from paceline.wire import messages as m
+from paceline.worker.client import Client
+from paceline.worker.data import batch_size_of, note_epochs, share
+from paceline.worker.slots import WholeSlot, scatter
+from paceline.worker.torch import Trainee
+from paceline.worker.torch_optimizer import convert
+
+if TYPE_CHECKING:
+    from paceline.worker.context import Context
+
+
+def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
+    """Bind what was given; see Context.prepare."""
+    models = [o for o in objects if isinstance(o, nn.Module)]
+    optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+    loaders = [o for o in objects if isinstance(o, DataLoader)]
+    schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
+    _check(objects, models, optimizers, loaders, schedulers)
+    if ctx.assignment is None:
+        _prepare_alone(ctx, optimizers, loaders)
+        return objects[0] if len(objects) == 1 else tuple(objects)
+    seed = 0
+    if models:
+        if not optimizers:
+            raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
+        seed = _join(ctx, models[0], optimizers[0], sum(batch_size_of(x) for x in loaders[:1]))
+    elif optimizers:
+        raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
+    else:
+        seed = ctx.seed
+    result = [_loader(ctx, o, seed, shard) if isinstance(o, DataLoader) else o for o in objects]
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
+    known = {id(o) for kind in kinds for o in kind}
+    for each in objects:
+        if id(each) not in known:
+            raise UsageError(
+                f"prepare() takes a model, an optimizer, DataLoaders and schedulers, not a {type(each).__name__}"
+            )
+    if len(kinds[0]) > 1 or len(kinds[1]) > 1:
+        raise UsageError("prepare() takes one model and one optimizer")
+    for model in kinds[0]:
+        if not any(True for _ in model.parameters()):
+            raise UsageError(f"the model {type(model).__name__} has no parameters to train")
+
+
+def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]) -> None:
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
+    for loader in loaders:
+        note_epochs(loader, ctx.clock.epoch)
+
+
+def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> int:
+    """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer."""
+    assert ctx.assignment is not None
+    settings, cluster = ctx.assignment.settings, ctx.assignment.cluster
+    trainee = Trainee(model, optimizer, len(cluster.ps), settings.placement)  # 1
+    client = trainee.connect(ctx.identity(), ctx.has_rounds(), ctx.say)
+    started = client.join(trainee.spec, trainee.carried_block)  # 2
+    if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
+        _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
+        trainee.take_carried(block)
+    trainee.joined()
+    convert(optimizer, _Remote(ctx, trainee))  # 4
+    model.register_load_state_dict_post_hook(lambda *_: _loaded(ctx, trainee))  # type: ignore[no-untyped-call]
+    ctx.seed = started.seed
+    ctx.say(_start_line(ctx, client, batch_size))
+    ctx.begin(trainee, batch_size)
+    return started.seed
+
+
+def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
+    lanes = ", ".join(sorted({link.channel.lane for link in client.links}))
+    batch = (
+        f"batch {batch_size} a worker, {batch_size * ctx.num_workers} together" if batch_size else "batches of your own"
+    )
+    return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {ctx.mode}, lane {lanes}, {batch}"
+
+
+def _loaded(ctx: "Context", trainee: Trainee) -> None:
+    """After model.load_state_dict: the chief's values go to the ps, before the first step or inside assign()."""
+    if trainee.steps == 0 and ctx.is_chief:
+        trainee.assign_parameters()
+
+
+def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool) -> DataLoader[Any]:
+    assert ctx.assignment is not None
+    data = ctx.assignment.settings.data if shard else "full"
+    shared = share(loader, ctx.worker_index, ctx.num_workers, seed, data, ctx.say)
+    return note_epochs(shared, ctx.clock.epoch)
+
+
+class _Remote:
+    """What the converted optimizer calls."""
+
+    def __init__(self, ctx: "Context", trainee: Trainee) -> None:
+        self._ctx = ctx
+        self._trainee = trainee
+
+    def step(self) -> None:
+        self._trainee.step()
+        self._ctx.stepped()
+
+    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """torch's shape of state: gathered from the ps for the moment of the call."""
+        trained, tensors = self._trainee.layout.trained, self._trainee.tensors
+        for tensor, named in self._trainee.slots().items():
+            spec = trained[tensor]
+            state = optimizer.state[tensors[spec.name]]
+            for name, whole in named.items():
+                vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
+                state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)
+        try:
+            return type(optimizer).__mro__[1].state_dict(optimizer)  # type: ignore[attr-defined, no-any-return]
+        finally:
+            optimizer.state.clear()
+
+    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
+        """The chief's loaded state goes to the ps."""
+        if not self._ctx.is_chief:
+            return
+        slots: dict[int, dict[str, WholeSlot]] = {}
+        for index, spec in enumerate(self._trainee.layout.trained):
+            state = optimizer.state.get(self._trainee.tensors[spec.name], {})
+            slots[index] = {name: _whole(value, spec.stride) for name, value in state.items()}
+        self._trainee.settle()
+        scatter(self._trainee.client.links, self._trainee.plan, slots)
+
+
+def _whole(value: Any, stride: tuple[int, ...]) -> WholeSlot:
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+    tensor = tensor.detach().to("cpu")
+    if tensor.dim() == 0:
+        return WholeSlot(NAMES[tensor.dtype], True, bytearray(as_bytes(tensor)))
+    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    return WholeSlot(NAMES[tensor.dtype], False, bytearray(as_bytes(laid)))

@@ -1,0 +1,59 @@
+"""WHERE is the optimizer's state? On the ps, in pieces; here it is put together and taken apart.
+
+Used by worker/torch's optimizer.state_dict() and load_state_dict(), and by checkpoints. No framework: bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from paceline.errors import ProtocolError
+from paceline.params.layout import ITEM_BYTES, Layout
+from paceline.params.placement import Plan
+from paceline.wire import messages as m
+from paceline.worker.link import Link
+
+MAX_SLOTS = 8  # state tensors a parameter, more than any torch optimizer has
+
+
+class WholeSlot:
+    """One optimizer slot of one tensor: its bytes in storage order, or one number."""
+
+    def __init__(self, dtype: str, is_scalar: bool, data: bytearray) -> None:
+        self.dtype = dtype
+        self.is_scalar = is_scalar
+        self.data = data
+
+
+Slots = dict[int, dict[str, WholeSlot]]  # trained tensor -> slot name -> value
+
+
+def gather(links: Sequence[Link], layout: Layout) -> Slots:
+    """All optimizer state of the cluster, tensor by tensor."""
+    slots: Slots = {}
+    for link in links:
+        limit = MAX_SLOTS * 2 * link.into.nbytes + (1 << 20)
+        reply, block = link.ask_bulk(m.Fetch("slots"), limit)
+        if not isinstance(reply, m.Fetched):
+            raise ProtocolError("a ps did not answer Fetch")
+        for entry in reply.slots:
+            spec = layout.trained[entry.tensor]
+            size = entry.size_bytes if entry.is_scalar else spec.numel * ITEM_BYTES[entry.dtype]
+            named = slots.setdefault(entry.tensor, {})
+            whole = named.setdefault(entry.slot, WholeSlot(entry.dtype, entry.is_scalar, bytearray(size)))
+            start = 0 if entry.is_scalar else entry.start * ITEM_BYTES[entry.dtype]
+            whole.data[start : start + entry.size_bytes] = block[entry.offset : entry.offset + entry.size_bytes]
+    return slots
+
+
+def scatter(links: Sequence[Link], plan: Plan, slots: Mapping[int, Mapping[str, WholeSlot]]) -> None:
+    """The other way: each ps gets the pieces that it owns."""
+    for link, pieces in zip(links, plan.shards, strict=True):
+        entries: list[m.SlotEntry] = []
+        block = bytearray()
+        for piece in pieces:
+            for name, whole in slots.get(piece.tensor, {}).items():
+                item = ITEM_BYTES[whole.dtype]
+                data = whole.data if whole.is_scalar else whole.data[piece.start * item : piece.stop * item]
+                span = (piece.tensor, piece.start, piece.stop)
+                entries.append(m.SlotEntry(*span, name, whole.dtype, whole.is_scalar, len(block), len(data)))
+                block += data
+        link.ask(m.Assign("slots", entries), bulk=[block] if block else [])

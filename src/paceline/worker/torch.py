@@ -1,0 +1,382 @@
+"""WHAT does a PyTorch worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
+
+Made by `ctx.prepare`. The way of one step (docs/step.md):
+
+1. `optimizer.step()` takes the previous answer if nobody has,
+2. checks the gradient with one sum, copies it into the slot (tcp: sends it from where it lies),
+3. pushes, and returns at once if the answer can be taken later: before the next forward pass.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import NonFiniteGradient, PacelineError, UsageError
+from paceline.params.arena import Arena
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.placement import Plan, place
+from paceline.transport.base import Buffer
+from paceline.views import DTYPES, NAMES, as_bytes, flat, shaped, storage_order
+from paceline.wire.frames import Outcome
+from paceline.wire.messages import Assign, OptimizerSpec, Options, PushTail, encode
+from paceline.worker.client import Client, Identity
+from paceline.worker.slots import Slots, gather
+
+SUPPORTED = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
+)  # fmt: skip
+EAGER_STEPS = 2  # these wait inside step(), to see whether a forward pass comes before the next one
+MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
+
+
+def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Name and numbers of an optimizer, as a ps takes them."""
+    if type(optimizer) not in SUPPORTED:
+        names = ", ".join(cls.__name__ for cls in SUPPORTED)
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot run on a ps, because it is not known to be elementwise: use one of "
+            f"{names} (`--mode local`, once it is there, takes any optimizer: there it runs on the worker)"
+        )
+    return OptimizerSpec(type(optimizer).__name__, group_options(optimizer))
+
+
+def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """The options of each parameter group now, without what schedulers keep there for themselves."""
+    names = optimizer.defaults
+    return [{n: _plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is float or type(value) is bool or value is None:
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
+    """The layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
+    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    persistent = model.state_dict(keep_vars=True)
+    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in persistent)]
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        named.append((f"optimizer.{number}", parameter))  # a parameter of no module, or seen above
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor
+    specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
+    if not any(s.is_trained for s in specs):
+        raise UsageError("this model has no parameters that its optimizer trains")
+    # Widest first, so that the flat memory holds one run a dtype.
+    specs.sort(key=lambda s: -ITEM_BYTES[s.dtype])
+    return Layout(tuple(specs)), tensors
+
+
+def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
+    if tensor.dtype not in NAMES:
+        raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
+    stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+class Trainee:
+    """One model and its optimizer, bound to the cluster. Everything here runs on the thread that trains."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, num_ps: int, placement: str) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.spec = optimizer_spec(optimizer)
+        self.layout, self.tensors = describe(model, optimizer)
+        self.plan: Plan = place(self.layout, num_ps, placement)
+        self.parameters = [self.tensors[t.name] for t in self.layout.trained]
+        devices = {p.device for p in self.parameters}
+        if len(devices) != 1:
+            raise UsageError(f"the trained parameters are on {len(devices)} devices; a worker trains on one")
+        self.device = devices.pop()
+        self.arena = Arena.private(self.plan.total_bytes)
+        self._on_device: torch.Tensor | None = None
+        self._bind()
+        self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
+        self._sent_options = self.spec.groups
+        self.is_lazy = False
+        self._hook_fired = False
+        self.steps = 0
+        self.wants_ticket = False
+        self.has_ticket = False
+        self.discarded = 0
+        self._not_finite = 0
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """Lay the trained parameters on the arena (on an accelerator: on one block there, the arena is its mirror)."""
+        if self.device.type != "cpu":
+            self._on_device = torch.empty(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
+        offsets = self.plan.tensor_offsets()
+        with torch.no_grad():
+            for index, (spec, parameter) in enumerate(zip(self.layout.trained, self.parameters, strict=True)):
+                if spec.numel == 0:
+                    continue
+                view = self._typed(spec, offsets[index])
+                view.copy_(parameter)
+                parameter.data = view
+        if self._on_device is not None:
+            flat(self.arena.memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
+        self._anchor = [(p, p.data_ptr()) for p in (self.parameters[0], self.parameters[-1])]
+
+    def _typed(self, spec: TensorSpec, offset: int) -> torch.Tensor:
+        if self._on_device is None:
+            vector = flat(self.arena.memory, spec.dtype, offset, spec.numel)
+        else:
+            vector = self._on_device[offset : offset + spec.size_bytes].view(DTYPES[spec.dtype])
+        return shaped(vector, spec.shape, spec.stride)
+
+    def carried_block(self) -> bytes:
+        """The values of all carried tensors, one after the other."""
+        block = bytearray(self.layout.carried_bytes)
+        for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
+            if spec.numel:
+                shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride).copy_(
+                    self.tensors[spec.name].detach()
+                )
+        return bytes(block)
+
+    def take_carried(self, block: bytearray) -> None:
+        """The chief's frozen parameters and buffers, at the start."""
+        with torch.no_grad():
+            for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
+                if spec.numel:
+                    value = shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride)
+                    self.tensors[spec.name].copy_(value)
+
+    # --- connecting -------------------------------------------------------------------------------------------
+
+    def connect(self, me: Identity, has_rounds: bool, say: Callable[[str], None]) -> Client:
+        self.client = Client(me, has_rounds, self.layout, self.plan, self.arena.memory, say)
+        return self.client
+
+    def joined(self) -> None:
+        """After the client has joined: views on the slots, parameters from the ps."""
+        self._slots: list[memoryview | None] = []
+        for link, pieces in zip(self.client.links, self.plan.shards, strict=True):
+            slot = link.slot
+            if slot is None and self.device.type != "cpu":
+                slot = Arena.private(link.into.nbytes).memory  # gradients must come to the host before they are sent
+            self._slots.append(slot if pieces else None)
+        self._whole: list[tuple[int, torch.Tensor]] = []
+        self._cut: list[tuple[int, int, int, torch.Tensor]] = []
+        self._sums: list[torch.Tensor] = []
+        for slot, pieces in zip(self._slots, self.plan.shards, strict=True):
+            if slot is not None:
+                self._view_slot(slot, pieces)
+        self._is_direct = not self._whole and not self._cut
+        self._every = [view for _, view in self._whole]
+        self._order = [index for index, _ in self._whole]
+        self.mirror()
+        self.model.register_forward_pre_hook(torch._dynamo.disable(self._before_forward))  # type: ignore[no-untyped-call]
+        self.model.register_state_dict_pre_hook(lambda *_: self.settle())  # type: ignore[no-untyped-call]
+
+    def _view_slot(self, slot: memoryview, pieces: Sequence[Any]) -> None:
+        trained = self.layout.trained
+        for dtype in sorted({trained[p.tensor].dtype for p in pieces}):
+            same = [p for p in pieces if trained[p.tensor].dtype == dtype]
+            first, last = same[0], same[-1]
+            numel = (last.offset - first.offset) // ITEM_BYTES[dtype] + last.numel
+            self._sums.append(flat(slot, dtype, first.offset, numel))
+        for piece in pieces:
+            spec = trained[piece.tensor]
+            vector = flat(slot, spec.dtype, piece.offset, piece.numel)
+            if piece.numel == spec.numel:
+                self._whole.append((piece.tensor, shaped(vector, spec.shape, spec.stride)))
+            else:
+                self._cut.append((piece.tensor, piece.start, piece.stop, vector))
+
+    def mirror(self) -> None:
+        if self._on_device is not None:
+            self._on_device.copy_(flat(self.arena.memory, "uint8", 0, self.plan.total_bytes))
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Push this worker's gradient; the answer is taken now, or before the next forward pass."""
+        if self.client.is_pending:
+            self._go_eager()
+            self.settle()
+        self._check_anchor()
+        gradients = [p.grad for p in self.parameters]
+        tail, payloads, is_finite = self._prepare_push(gradients)
+        self.client.push(payloads, tail, is_finite, self.wants_ticket)
+        self.steps += 1
+        if not self.is_lazy:
+            self.settle()
+            if self.steps == EAGER_STEPS and self._hook_fired:
+                self.is_lazy = True
+            self._hook_fired = False
+
+    def settle(self) -> None:
+        """Take the answer that is still on its way, if there is one."""
+        if not self.client.is_pending:
+            return
+        taken = self.client.take()
+        self.mirror()
+        self.has_ticket = taken.has_ticket
+        if taken.outcome in (Outcome.DISCARDED, Outcome.NOT_FINITE):
+            self.discarded += 1
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        self._hook_fired = True
+        if self.client.is_pending:
+            self.settle()
+
+    def _go_eager(self) -> None:
+        if self.is_lazy:
+            self.is_lazy = False
+            warnings.warn(
+                "paceline: a step came without a forward pass of the prepared model before it, so every step() waits "
+                "for its parameters from now on",
+                stacklevel=4,
+            )
+
+    def _check_anchor(self) -> None:
+        for parameter, pointer in self._anchor:
+            if parameter.data_ptr() != pointer:
+                raise PacelineError(
+                    "the model's parameters were moved or cast after prepare(), so the ps can no longer reach them: "
+                    "call model.to(...) or model.half() before prepare()"
+                )
+
+    # --- from outside the loop --------------------------------------------------------------------------------
+
+    def assign_parameters(self) -> None:
+        """The chief's parameters, as they are now, become the cluster's."""
+        self.settle()
+        if self._on_device is not None:
+            flat(self.arena.memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
+        for link in self.client.links:
+            link.ask(Assign("parameters"), bulk=[link.into] if link.into.nbytes else [])
+        if self.layout.carried_bytes:
+            self.client.links[0].ask(Assign("carried"), bulk=[self.carried_block()])
+
+    def slots(self) -> Slots:
+        """All optimizer state of the cluster."""
+        self.settle()
+        return gather(self.client.links, self.layout)
+
+    # --- gradients --------------------------------------------------------------------------------------------
+
+    def _prepare_push(self, gradients: list[torch.Tensor | None]) -> tuple[bytes, Sequence[Sequence[Buffer]], bool]:
+        options, mask = self._changed_options(), b""
+        if any(g is None for g in gradients):
+            mask = _bits([g is not None for g in gradients])
+        tail = encode(PushTail(options, mask)) if options is not None or mask else b""
+        with torch.no_grad():
+            if self._is_direct:
+                is_finite = self._is_finite([g for g in gradients if g is not None], gradients)
+                return tail, [self._buffers(s, gradients) for s in range(self.plan.num_ps)], is_finite
+            self._copy(gradients, bool(mask))
+            is_finite = self._is_finite(self._sums, gradients)
+        payloads: list[Sequence[Buffer]] = []
+        for link, slot in zip(self.client.links, self._slots, strict=True):
+            payloads.append(() if link.shares_memory or slot is None else (slot,))
+        return tail, payloads, is_finite
+
+    def _changed_options(self) -> list[Options] | None:
+        options = group_options(self.optimizer)
+        if options == self._sent_options:
+            return None
+        self._sent_options = options
+        return options
+
+    def _copy(self, gradients: list[torch.Tensor | None], has_gaps: bool) -> None:
+        """Into the slots: whole tensors in one call, cut ones piece by piece in the order they lie in memory."""
+        if self._whole:
+            if has_gaps:
+                pairs = [(view, g) for i, view in self._whole if (g := gradients[i]) is not None]
+                torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+            else:
+                torch._foreach_copy_(self._every, [gradients[i] for i in self._order])  # type: ignore[misc]
+        for index, start, stop, vector in self._cut:
+            gradient = gradients[index]
+            if gradient is not None:
+                vector.copy_(self._as_laid_out(index, gradient)[start:stop])
+
+    def _as_laid_out(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient as a flat vector in the order in which its parameter lies in memory."""
+        spec = self.layout.trained[index]
+        if gradient.stride() != spec.stride:
+            ordered = torch.empty_strided(spec.shape, spec.stride, dtype=gradient.dtype, device=gradient.device)
+            gradient = ordered.copy_(gradient)
+        return storage_order(gradient)
+
+    def _buffers(self, shard: int, gradients: list[torch.Tensor | None]) -> list[Buffer]:
+        """A shard's bytes straight from the gradients: pieces, and zeros where there are none or between them."""
+        buffers: list[Buffer] = []
+        position = 0
+        for piece in self.plan.shards[shard]:
+            spec, gradient = self.layout.trained[piece.tensor], gradients[piece.tensor]
+            if piece.offset > position:
+                buffers.append(bytes(piece.offset - position))
+            size = piece.numel * ITEM_BYTES[spec.dtype]
+            if gradient is None:
+                buffers.append(bytes(size))
+            else:
+                buffers.append(as_bytes(self._as_laid_out(piece.tensor, gradient)[piece.start : piece.stop]))
+            position = piece.offset + size
+        if position < self.plan.shard_bytes[shard]:
+            buffers.append(bytes(self.plan.shard_bytes[shard] - position))
+        return buffers
+
+    def _is_finite(self, vectors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> bool:
+        """One sum finds a NaN or an infinity for a thirtieth of the price of isfinite; if it is suspicious, look."""
+        total = 0.0
+        for vector in vectors:
+            total += vector.sum().item()
+        if math.isfinite(total):
+            self._not_finite = 0
+            return True
+        bad = [
+            self.layout.trained[i].name
+            for i, g in enumerate(gradients)
+            if g is not None and not bool(torch.isfinite(g).all())
+        ]
+        if not bad:
+            self._not_finite = 0
+            return True  # large, but finite: only the sum overflowed
+        self._not_finite += 1
+        if self._not_finite >= MAX_NOT_FINITE:
+            raise NonFiniteGradient(f"{self._not_finite} gradients in a row were not finite, now in {', '.join(bad)}")
+        warnings.warn(
+            f"paceline: step {self.steps + 1} discarded, gradient not finite in {', '.join(bad)}",
+            stacklevel=5,
+        )
+        return False
+
+
+def _bits(flags: Sequence[bool]) -> bytes:
+    """
+    >>> _bits([True, False, True]).hex()
+    '05'
+    """
+    out = bytearray((len(flags) + 7) // 8)
+    for index, flag in enumerate(flags):
+        if flag:
+            out[index >> 3] |= 1 << (index & 7)
+    return bytes(out)

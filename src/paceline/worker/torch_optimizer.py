@@ -1,0 +1,58 @@
+"""HOW does a user's optimizer become ours without becoming another object? Its class changes to a subclass of its own.
+
+Called by ctx.prepare. Three ways in which this goes wrong silently, and what holds (tests/traps):
+
+- a scheduler made before `prepare` has left a wrapper of the old `step` in the instance: it is removed,
+- step hooks live in a wrapper that a new `step` must be given again: `profile_hook_step`,
+- `fused=True` lets a GradScaler hand over gradients that are still scaled: the optimizer says that it cannot do that.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Remote(Protocol):
+    """What the optimizer needs of the cluster."""
+
+    def step(self) -> None: ...
+
+    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]: ...
+
+    def load_slots(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
+def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
+    """Change the optimizer in place: same object, same groups, `step` goes to the ps."""
+    base = type(optimizer)
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        remote.step()
+        return loss
+
+    def state_dict(self: torch.optim.Optimizer) -> dict[str, Any]:
+        return remote.state_dict_slots(self)
+
+    def load_state_dict(self: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        base.load_state_dict(self, state)
+        remote.load_slots(self)
+        self.state.clear()
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+    hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers must not wrap it again
+    hooked.hooked = True  # type: ignore[attr-defined]  # nor must torch, which would run every hook twice
+    members = {
+        "step": hooked,
+        "state_dict": state_dict,
+        "load_state_dict": load_state_dict,
+        "__module__": base.__module__,
+    }
+    optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(base.__name__, (base,), members)
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

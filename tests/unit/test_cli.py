@@ -1,0 +1,495 @@
+"""DOES the command line do what it says? Flags, refusals, help, the launcher with stand-in tasks."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from rich.console import Console
+
+import paceline.errors
+from paceline.cli import main as cli
+from paceline.cli.run import hosts_or_count
+from paceline.cli.serve import as_argv
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import UsageError
+from paceline.launchers import closing, entry, live, local, ports, supervisor
+from paceline.launchers.paths import RunPaths
+
+SRC = Path(paceline.errors.__file__).parents[1]
+VERBS = [[], ["run"], ["serve"], ["demo"], ["kv"], ["kv", "ls"], ["kv", "get"], ["lab"], ["lab", "run"]]
+
+# Stands for the core in every task: a worker that closes writes a byte, a ps serves until all have.
+STAND_IN = """
+import os, signal, sys, types
+task = types.ModuleType("paceline.launchers.task")
+def serve_ps(assignment):
+    if os.environ.get("PS_FAILS"):
+        raise RuntimeError("the shard burned")
+    if os.environ.get("PS_STAYS"):
+        signal.pause()
+    pipe = os.open(os.environ["PIPE"], os.O_RDWR)  # held open, so that no byte is lost
+    for _ in assignment.cluster.workers:
+        os.read(pipe, 1)
+def finish(ok):
+    print("finish", ok)
+    if "PIPE" in os.environ:
+        os.write(os.open(os.environ["PIPE"], os.O_WRONLY), b".")
+task.serve_ps, task.finish = serve_ps, finish
+sys.modules["paceline.launchers.task"] = task
+"""
+WORKER = """
+import json, os, sys
+index = json.loads(os.environ["PACELINE_TASK"])["task"]["index"]
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, whose tasks have the stand-in core."""
+    (tmp_path / "stand_in").mkdir()
+    (tmp_path / "stand_in" / "sitecustomize.py").write_text(STAND_IN)
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("PIPE", str(tmp_path / "pipe"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stand_in"), str(SRC)]))
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "train.py"
+    path.write_text(WORKER + textwrap.dedent(body))
+    return str(path)
+
+
+def call(*argv: str) -> int:
+    """The exit code of a command, run in this process."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(list(argv))
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks get a second to end, instead of ten."""
+    monkeypatch.setattr(local, "Patience", lambda: supervisor.Patience(ps_s=1.0, stop_s=2.0))
+
+
+# Help and version
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "paceline")
+def test_help_imports_no_torch(verb: list[str]) -> None:
+    code = (
+        "import sys\nfrom paceline.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "heavy = {'torch', 'numpy', 'rich.live'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *verb, "--help"],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Usage: paceline" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.startswith("paceline ")
+
+
+def test_unknown_flag_is_a_usage_error() -> None:
+    assert call("run", "--wrokers", "2", "train.py") == 2
+
+
+# Flags
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[local.Request]:
+    """What `paceline run` asks of the launcher."""
+    seen: list[local.Request] = []
+    monkeypatch.setattr(local, "run", lambda request: seen.append(request) or 0)
+    return seen
+
+
+@pytest.mark.parametrize("spelled", ["--log-every", "--log_every"])
+def test_dashes_and_underscores_are_the_same(requests: list[local.Request], spelled: str) -> None:
+    assert call("run", spelled, "7", f"{spelled}=8", "--run_dir", "a_b-c", "train.py") == 0
+    assert requests[0].settings.log_every == 8
+    assert requests[0].run_dir == "a_b-c"
+
+
+def test_script_arguments_pass_untouched(requests: list[local.Request]) -> None:
+    own = ["--workers", "9", "--batch_size=3", "--", "--mode", "x", "-m", "--help"]
+    assert call("run", "--workers", "3", "train.py", *own) == 0
+    assert requests[0].program == entry.Program(script="train.py", args=tuple(own))
+    assert requests[0].workers == 3
+
+
+def test_module_and_defaults(requests: list[local.Request]) -> None:
+    assert call("run", "-m", "pkg.train", "--epochs", "1") == 0
+    assert requests[0].program == entry.Program(script="pkg.train", args=("--epochs", "1"), is_module=True)
+    assert (requests[0].ps, requests[0].workers, requests[0].settings.mode) == (1, 2, "async")
+
+
+def test_hosts_become_addresses(requests: list[local.Request]) -> None:
+    assert call("run", "--ps-hosts", "a:1", "--worker_hosts='b:1, b:2'", "train.py") == 0
+    assert (requests[0].ps, requests[0].workers) == (("a:1",), ("b:1", "b:2"))
+
+
+def test_counts_and_hosts_must_agree() -> None:
+    params = {"ps": 2, "ps_hosts": "a:1"}
+    with pytest.raises(UsageError, match="1 addresses"):
+        hosts_or_count("ps", params, default=1)
+
+
+def test_demo_takes_flags_after_its_name(requests: list[local.Request]) -> None:
+    assert call("demo", "mnist", "--workers", "3", "--", "--epochs", "1") == 0
+    assert call("demo", "--mode=sync") == 0
+    assert Path(requests[0].program.script).name == "mnist.py"
+    assert requests[0].program.args == ("--epochs", "1")
+    assert (requests[0].workers, requests[1].settings.mode) == (3, "sync")
+
+
+def test_serve_hands_only_its_own_flags_to_discovery() -> None:
+    params = {
+        "script": "train.py",
+        "args": ("--x",),
+        "job_name": "ps",
+        "log_device_placement": True,
+        "mode": None,
+    }
+    assert as_argv(params) == ["--job_name=ps", "--log_device_placement=True"]
+
+
+# Refusals: one sentence, exit code 2, nothing made
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["run", "missing.py"], "There is no script missing.py"),
+        (["run", "."], "is a folder"),
+        (["run", "-m", "no_such_module_x"], "No module named 'no_such_module_x'"),
+        (["run", "--mode", "snyc", "train.py"], "did you mean 'sync'"),
+        (["run", "--mode", "sync", "--replicas-to-aggregate", "3", "train.py"], "between 1 and"),
+        (["run", "--replicas-to-aggregate", "1", "train.py"], "--mode sync"),
+        (["run", "--ps", "0", "train.py"], "at least 1"),
+        (["run", "--save-every", "often", "train.py"], "--save_every"),
+        (["run", "--lane", "inproc", "train.py"], "inproc"),
+        (["run", "--ps-hosts", "localhost", "train.py"], "has no port"),
+        (["run", "--ps-hosts", "h:1,h:1", "train.py"], "both have the address"),
+        (["run", "--ps-hosts", "192.0.2.1:2222", "train.py"], "not an address of this host"),
+        (["demo", "mnits"], "did you mean 'mnist'"),
+        (["serve"], "--job_name"),
+        (
+            ["serve", "--job_name=ps", "--task_index=4", "--ps_hosts=a:1", "--worker_hosts=a:2"],
+            "no task ps:4",
+        ),
+        (["kv", "ls", "nowhere"], "No run folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    argv: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    Path("train.py").write_text("")
+    assert call(*argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("paceline: ")
+    assert sentence in lines[0]
+    assert not Path("runs").exists()
+
+
+def test_serve_worker_needs_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    flags = ["--job-name=worker", "--task-index", "0", "--ps-hosts=a:1", "--worker-hosts=a:2"]
+    assert call("serve", *flags) == 2
+
+
+def test_port_in_use_names_the_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"{port}.* in use .*pid {os.getpid()}"):
+            ports.check_free([f"127.0.0.1:{port}"])
+
+
+def test_reserved_ports_differ_and_a_task_may_listen_there() -> None:
+    with ports.Reserved() as reserved:
+        found = reserved.addresses(20)
+        assert len(set(found)) == 20
+        reserved.before_start()
+        host, port = found[0].split(":")
+        socket.create_server((host, int(port))).close()
+
+
+def test_dry_run_starts_nothing(stage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--dry-run", "--ps", "2", script(stage, "")) == 0
+    out = capsys.readouterr().out
+    assert "Cluster: job ps -> {0 -> 127.0.0.1:" in out
+    assert "OMP_NUM_THREADS=" in out
+    assert not (stage / "runs").exists()
+
+
+# The launcher, with stand-in tasks
+
+
+def test_a_run_leaves_its_folder(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = script(stage, "print('args', sys.argv[1:], sys.path[0], os.environ['OMP_NUM_THREADS'])")
+    assert call("run", "--run-dir", "r", train, "--epochs", "2") == 0
+    out = capfd.readouterr().out.splitlines()
+    assert out[0] == "Run folder: r"
+    assert out[1].startswith("Cluster: job ps")
+    assert out[-1] == "Run folder: r"
+    paths = RunPaths("r")
+    assert json.loads(paths.config.read_text())["run_id"] == "r"
+    assert list(json.loads(paths.cluster.read_text())) == ["ps", "worker", "tasks"]
+    assert paths.secret.stat().st_mode & 0o777 == 0o600
+    told = json.loads(paths.summary.read_text())
+    assert (told["ok"], told["lost"]) == (True, [])
+    log = paths.logs(Task("worker", 1)).read_text()
+    assert f"args ['--epochs', '2'] {stage} " in log
+    assert "finish True" in log
+
+
+def test_a_run_folder_is_not_used_twice(stage: Path) -> None:
+    (stage / "r").mkdir()
+    (stage / "r" / "config.json").write_text("{}")
+    assert call("run", "--run-dir", "r", script(stage, "")) == 2
+
+
+def test_a_failed_worker_is_shown_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = script(stage, "if index == 1:\n    raise ValueError('bad loss')\nprint('went on')")
+    assert call("run", "--run-dir", "r", train) == 1
+    out = capfd.readouterr().out
+    assert out.count("ValueError: bad loss") == 1
+    assert "worker:1 failed with exit code 1; its log: r/logs/worker-1.log" in out
+    assert "runpy" not in out
+    told = json.loads(RunPaths("r").summary.read_text())
+    assert (told["ok"], told["lost"]) == (False, ["worker:1"])
+    assert "went on" in RunPaths("r").logs(Task("worker", 0)).read_text()
+    assert "finish False" in RunPaths("r").logs(Task("worker", 1)).read_text()
+
+
+def test_the_same_failure_is_shown_in_full_only_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--run-dir", "r", script(stage, "raise ValueError('bad loss')")) == 1
+    out = capfd.readouterr().out
+    assert out.count("Traceback") == 1
+    assert out.count("for the same reason: ValueError: bad loss") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [("UsageError", 2), ("WaitTimeout", 3), ("TrainingFailed", 1), ("SystemExit", 1)]
+)
+def test_exit_codes_of_workers_become_the_run_s(stage: Path, raised: str, code: int) -> None:
+    train = script(stage, f"from paceline.errors import *\nraise {raised}('no')")
+    assert call("run", "--workers", "1", train) == code
+
+
+def test_a_lost_ps_ends_the_run(
+    stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PS_FAILS", "1")
+    monkeypatch.delenv("PIPE")
+    assert call("run", "--run-dir", "r", script(stage, "import signal\nsignal.pause()")) == 3
+    assert "RuntimeError: the shard burned" in capfd.readouterr().out
+    assert json.loads(RunPaths("r").summary.read_text())["lost"] == ["ps:0"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_ps_that_stays_is_ended(
+    stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PS_STAYS", "1")
+    monkeypatch.delenv("PIPE")
+    assert call("run", "--run-dir", "r", script(stage, "")) == 0
+    assert "ps:0 did not end within 1 s" in capfd.readouterr().out
+
+
+@pytest.fixture
+def launcher(stage: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Starts `paceline run` as a process; whatever is left of it at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(body: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "paceline", "run", "--run-dir", "r", script(stage, body)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+# Every worker writes its pid to a pipe of the test's own, so that the test knows when all run.
+ANNOUNCE = """
+with open("ready", "w") as ready:
+    ready.write(f"{os.getpid()} {os.getppid()}\\n")
+import signal
+signal.pause()
+"""
+
+
+def ready_pids(stage: Path, count: int) -> list[int]:
+    pids: list[int] = []
+    while len(pids) < count:
+        with open(stage / "ready") as ready:
+            pids += [int(line.split()[0]) for line in ready]
+    return pids
+
+
+def test_interrupt_ends_all_and_says_130(stage: Path, launcher: Callable[[str], "subprocess.Popen[str]"]) -> None:
+    os.mkfifo(stage / "ready")
+    process = launcher(ANNOUNCE)
+    pids = ready_pids(stage, 2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Interrupted" in out
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert json.loads(RunPaths("r").summary.read_text())["error"] == "interrupted"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends the tasks on Linux only")
+def test_a_killed_launcher_leaves_nothing(stage: Path, launcher: Callable[[str], "subprocess.Popen[str]"]) -> None:
+    os.mkfifo(stage / "ready")
+    process = launcher(ANNOUNCE)
+    ready_pids(stage, 2)
+    tasks = psutil.Process(process.pid).children()
+    assert len(tasks) == 3
+    process.kill()
+    _, alive = psutil.wait_procs(tasks, timeout=10)
+    assert not [task for task in alive if task.status() != psutil.STATUS_ZOMBIE]
+
+
+# One task by hand
+
+
+def test_serve_becomes_the_task(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIPE")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(stage / "config"))
+    train = script(stage, "print(sys.argv[1:], json.loads(os.environ['PACELINE_TASK'])['settings']['mode'])")
+    flags = [
+        "--job_name=worker",
+        "--task-index",
+        "1",
+        "--ps_hosts=h:1",
+        "--worker_hosts=h:2,h:3",
+        "--mode=sync",
+    ]
+    command = [sys.executable, "-m", "paceline", "serve", *flags, train, "--mode", "mine"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['--mode', 'mine'] sync", "finish True"]
+
+
+def test_serve_ps_needs_no_script_and_reads_tf_config(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"ps": ["h:1"], "worker": ["h:2"]}
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(stage / "config"))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+    monkeypatch.setenv("PS_FAILS", "1")
+    done = subprocess.run([sys.executable, "-m", "paceline", "serve"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the shard burned" in done.stderr
+
+
+# Reading a ps
+
+
+class Variable(msgspec.Struct):
+    name: str = "fc.weight"
+    shape: tuple[int, ...] = (10, 784)
+    dtype: str = "float32"
+    version: int = 7
+    ps: tuple[str, ...] = ("ps:0", "ps:1")
+    trained: bool = True
+
+
+def test_kv_prints_plain_columns_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in = types.SimpleNamespace(read=lambda _: [Variable()], value=lambda _, name: (Variable(name), [1.5]))
+    monkeypatch.setitem(sys.modules, "paceline.worker.kv", stand_in)
+    monkeypatch.setattr("paceline.worker.kv", stand_in, raising=False)
+    (tmp_path / "runs" / "latest").mkdir(parents=True)
+    (tmp_path / "runs" / "latest" / "cluster.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert call("kv", "ls", "latest") == 0
+    assert capsys.readouterr().out.splitlines()[1] == "fc.weight\t10x784\tfloat32\t7\tps:0,ps:1\ttrained"
+    assert call("kv", "get", "runs/latest", "fc.bias") == 0
+    assert capsys.readouterr().out.startswith("name: fc.bias\n")
+
+
+# Views and the last block
+
+
+def test_the_table_shows_every_task(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    view = live.LiveTable(ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]}), RunPaths(tmp_path), console)
+    view.update({Task("worker", 0): 0})
+    view.say("[not markup]")
+    view.close()
+    assert all(text in screen.getvalue() for text in ("ps:0", "starting", "worker:0", "ended", "[not markup]"))
+
+
+def test_plain_lines_tell_the_newest_tick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
+    paths = RunPaths(tmp_path)
+    paths.create()
+    view = live.PlainLines(cluster, paths)
+    file = paths.telemetry(Task("worker", 0))
+    first = '{"t": 1, "kind": "tick", "step": 5, "global_step": 9, "steps_per_s": 2, "metrics": {"loss": 0.5}}\n'
+    file.write_text('{"t": 0, "kind": "start"}\n' + first + first.replace('"step": 5', '"step": 6')[:30])
+    view.update({})
+    file.write_text(file.read_text() + first.replace('"step": 5', '"step": 6')[30:] + "garbage\n")
+    view.update({Task("worker", 1): 1})
+    one, two = capsys.readouterr().out.splitlines()
+    assert one.endswith("global step 9 | worker:0 step 5 (2/s)  loss 0.5 | worker:1 starting")
+    assert two.endswith("global step 9 | worker:0 step 6 (2/s)  loss 0.5 | worker:1 failed")
+
+
+def test_table_rows_of_a_ps() -> None:
+    tick = live.Tick(version=4, global_step=4, updates_per_s=2.0, staleness_mean=0.5)
+    assert live.row(Task("ps", 0), tick, None) == ("ps:0", "4", "4", "2.0", "staleness 0.50", "serve")
+
+
+def test_the_last_traceback_of_a_log_is_the_reason(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    trace = "Traceback (most recent call last):\n  File x\n"
+    log.write_text(f"step 1\n{trace}KeyError: 1\nnoise\n{trace}ValueError: 2\n")
+    assert closing.reason(log)[-1] == "ValueError: 2"
+    assert "KeyError: 1" not in closing.reason(log)
+
+
+def test_the_model_is_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    for name, is_complete in (("step-00000100", True), ("step-00000200", True), ("step-00000300", False)):
+        (paths.checkpoints / name).mkdir(parents=True)
+        if is_complete:
+            (paths.checkpoints / name / "MANIFEST.json").write_text("{}")
+    assert closing.newest_checkpoint(paths) == paths.checkpoints / "step-00000200"

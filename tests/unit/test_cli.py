@@ -24,7 +24,7 @@ from paceline.cli.serve import as_argv
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.launchers import closing, entry, live, local, ports, supervisor
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 
 SRC = Path(paceline.errors.__file__).parents[1]
 VERBS = [[], ["run"], ["serve"], ["demo"], ["kv"], ["kv", "ls"], ["kv", "get"], ["lab"], ["lab", "run"]]

@@ -56,7 +56,7 @@ def get(run: Run, name: Name) -> None:
 def cells(entry: "Entry") -> tuple[str, ...]:
     """One row of the listing."""
     shape = "x".join(str(size) for size in entry.shape) or "scalar"
-    trained = "trained" if entry.trained else "carried"
+    trained = "trained" if entry.is_trained else "carried"
     return entry.name, shape, str(entry.dtype), str(entry.version), ",".join(entry.ps), trained
 
 

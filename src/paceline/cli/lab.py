@@ -1,6 +1,6 @@
-"""HOW is something measured? `paceline lab run NAME`: hands everything after `run` to the lab.
+"""HOW is something measured? `paceline lab run NAME`: flags in, one request for lab/run out.
 
-Called by cli/main. Must never measure anything itself.
+Called by cli/main. Must never measure anything itself, and must never import torch.
 """
 
 from typing import Annotated
@@ -9,7 +9,11 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure which topology is worth its cost.")
 
-Args = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The scenario's own flags.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What to measure: overhead.", show_default=False)]
+Reps = Annotated[int | None, typer.Option("--reps", help="Interleaved repetitions.  [default: 7, with --quick 3]")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Steps a segment.  [default: 300, with --quick 100]")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter: to see that it works, not to believe it.")]
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Where results and logs go.")]
 
 
 @app.callback()
@@ -17,12 +21,15 @@ def lab() -> None:
     """Measure which topology is worth its cost."""
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def run(
-    scenario: Annotated[str, typer.Argument(help="What to measure: overhead.", show_default=False)],
-    args: Args = None,
-) -> None:
-    """Measure a scenario, print its table and write its result file."""
-    from paceline.lab.run import main
+@app.command("run")
+def run(name: Name, reps: Reps = None, steps: Steps = None, quick: Quick = False, out: Out = "runs/lab") -> None:
+    """Measure a matrix of scenarios side by side, print its table and write its result file."""
+    from paceline.lab.run import Request, main
+    from paceline.lab.scenario import Amounts
 
-    raise typer.Exit(main([scenario, *(args or ())]) or 0)
+    default_reps, default_steps = (3, 100) if quick else (7, 300)
+    amounts = Amounts(
+        reps=default_reps if reps is None else reps,
+        steps=default_steps if steps is None else steps,
+    )
+    raise typer.Exit(main(Request(matrix=name, amounts=amounts, out=out)))

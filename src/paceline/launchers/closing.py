@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster.spec import Task
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Metrics, WorkerReport
 
 TRACEBACK = "Traceback (most recent call last)"

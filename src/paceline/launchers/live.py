@@ -17,7 +17,7 @@ from rich.table import Table
 
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.launchers.closing import metrics
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Tick
 
 TAIL_BYTES = 64 * 1024

@@ -16,7 +16,7 @@ from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
 from paceline.launchers import closing, ports
 from paceline.launchers.entry import Program, check_program
-from paceline.launchers.paths import RunPaths, new_run_dir
+from paceline.telemetry.paths import RunPaths, new_run_dir
 from paceline.launchers.supervisor import Patience, Run, supervise
 from paceline.telemetry.lines import cluster_lines
 

@@ -16,7 +16,8 @@ PAUSE_S = 0.2
 
 def tell_lost(cluster: ClusterSpec, secret: bytes, task: Task, lane: str = "auto") -> bool:
     """Tell every ps; True when all were told."""
-    return all([_tell(cluster.address(ps), secret, cluster.worker_index(task), lane) for ps in cluster.ps])
+    told = [_tell(cluster.address(ps), secret, cluster.worker_index(task), lane) for ps in cluster.ps]
+    return all(told)
 
 
 def _tell(address: str, secret: bytes, worker: int, lane: str) -> bool:

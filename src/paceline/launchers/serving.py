@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.cluster.discovery import Assignment
 from paceline.errors import UsageError, WaitTimeout
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 from paceline.launchers.ports import by_whom
 from paceline.modes import make as make_mode
 from paceline.params.arena import has_shared_memory

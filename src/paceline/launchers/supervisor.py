@@ -25,7 +25,7 @@ from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.entry import Program
 from paceline.launchers.live import View, make_view
 from paceline.launchers.notice import tell_lost
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry import read, summary
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

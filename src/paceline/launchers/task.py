@@ -36,14 +36,19 @@ def in_this_thread(assignment: Assignment) -> Iterator[list[Context]]:
         _here.assignment = None
 
 
-def init(cluster: ClusterSpec | Mapping[str, Addresses] | None = None, flags: bool = False) -> Context:
+def init(
+    cluster: ClusterSpec | Mapping[str, Addresses] | None = None, flags: bool = False, mode: str | None = None
+) -> Context:
     """Find this process's task. In a ps task this serves and never returns; without a cluster it changes nothing.
+
+    `mode` is the script's own choice, for tasks started by hand; a --mode on the command line wins.
 
     >>> init().num_workers
     1
     """
     given = getattr(_here, "assignment", None)
-    assignment: Assignment | None = given or discover(cluster=cluster, flags=flags)
+    argv = sys.argv[1:] if mode is None else [f"--mode={mode}", *sys.argv[1:]]  # the last one counts
+    assignment: Assignment | None = given or discover(cluster=cluster, flags=flags, argv=argv)
     if assignment is None:
         return Context(None, flush_line)
     if given is None:

@@ -4,6 +4,7 @@ Called by every worker and every ps on the same layout, so it must be determinis
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -84,7 +85,7 @@ def _even_bytes(tensors: Sequence[TensorSpec], num_ps: int) -> Plan:
                 piece = Piece(index, (low - position) // item, (high - position) // item, low - cuts[shard])
                 shards[shard].append(piece)
         position += align(tensor.size_bytes)
-    sizes = tuple(high - low for low, high in zip(cuts[:-1], cuts[1:], strict=True))
+    sizes = tuple(high - low for low, high in pairwise(cuts))
     return Plan(tuple(tuple(s) for s in shards), sizes)
 
 

@@ -1,4 +1,4 @@
-"""HOW many steps are left for the cluster? Tickets for `ctx.steps(total)`: exactly `total` updates, whatever the speeds.
+"""HOW many steps are left for the cluster? Tickets for `ctx.steps(total)`: exactly that many updates, at any speed.
 
 Asked by server/service on ps:0. Pure. A ticket is leave to compute one more gradient; it comes back when its push is
 dealt with, or when its worker leaves.

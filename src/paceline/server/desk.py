@@ -15,7 +15,7 @@ from paceline.params.layout import difference
 from paceline.params.placement import place
 from paceline.server.budget import Budget
 from paceline.server.core import Core, Peer
-from paceline.server.shard import HEADER_BYTES, Shard
+from paceline.server.shard import Shard
 from paceline.server.state import Answer
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame
@@ -65,7 +65,7 @@ class Desk:
             peer.key, peer.slot = key, slot
             core.peers[key] = peer
             arenas = [core.shard.arena, slot.arena]
-            sizes = [HEADER_BYTES + core.shard.size_bytes, core.shard.size_bytes]
+            sizes = [arena.size_bytes for arena in arenas]
             reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
         peer.channel.say(reply)
         if peer.channel.shares_memory:

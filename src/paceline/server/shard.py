@@ -14,11 +14,11 @@ from paceline.errors import ProtocolError, Refused
 from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
-from paceline.views import DTYPES, NAMES, as_bytes, flat
+from paceline.views import NAMES, as_bytes, flat
 from paceline.wire.messages import OptimizerSpec, Options, SlotEntry
+from paceline.wire.segments import HEADER_BYTES, Bell
 
 BLOCK_ELEMENTS = 1 << 18
-HEADER_BYTES = 64  # before the parameters: the sequence number, odd while an update runs, then 2 x version
 
 SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 
@@ -39,8 +39,9 @@ class Slot:
     """One worker's gradient as it lies in shared memory, seen block by block and piece by piece."""
 
     def __init__(self, blocks: Sequence[Block], size_bytes: int) -> None:
-        self.arena = Arena.shared(size_bytes)
-        self.memory = self.arena.memory
+        self.arena = Arena.shared(HEADER_BYTES + size_bytes)
+        self.bell = Bell(self.arena.memory)
+        self.memory = self.arena.memory[HEADER_BYTES:]
         self.mask = b""  # a bit a trained tensor that has a gradient; empty: all have
         self.options: list[Options] = []
         self.flats = [flat(self.memory, b.dtype, b.offset, b.numel) for b in blocks]
@@ -218,7 +219,9 @@ def _make(spec: OptimizerSpec, layout: Layout, block: Block) -> torch.optim.Opti
             raise ProtocolError(f"a tensor of group {group} came with {len(members)} groups")
         members[group].append(parameter)
     groups = [{"params": p, **_torch_options(o)} for p, o in zip(members, spec.groups, strict=True)]
-    made: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups)
+    # Adagrad fills its first sums when it is made, from its argument and not from its groups.
+    start = {n: o for n, o in spec.groups[0].items() if n == "initial_accumulator_value"}
+    made: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **start)
     return made
 
 
@@ -230,6 +233,3 @@ def _raw_step(name: str) -> Callable[[torch.optim.Optimizer | None], object]:
     """The optimizer's own step without the profiler and hook wrappers around it: half of its cost at MNIST size."""
     step: Callable[[torch.optim.Optimizer | None], object] = inspect.unwrap(getattr(torch.optim, name).step)
     return step
-
-
-__all__ = ["BLOCK_ELEMENTS", "DTYPES", "HEADER_BYTES", "SUPPORTED", "Shard", "Slot"]

@@ -56,9 +56,9 @@ class Stream:
                 views[first] = views[first][sent:]
 
     def recv_some(self, view: memoryview) -> int:
-        """What is there, up to the size of `view`; at least a byte, or WaitTimeout."""
+        """As much of `view` as comes before the timeout; at least a byte, or WaitTimeout."""
         try:
-            count = self._sock.recv_into(view)
+            count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
             raise WaitTimeout("nothing came in time") from error
         except OSError as error:

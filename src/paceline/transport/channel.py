@@ -84,6 +84,13 @@ class Channel:
         self.bytes_in += FRAME_BYTES + size + frame.bulk_bytes
         return frame
 
+    def recv_cold(self) -> Frame:
+        """The next cold message. An answer that comes first was sent to wake a worker that was awake already."""
+        frame = self.recv()
+        while frame.kind == Kind.ANSWER and self.shares_memory:
+            frame = self.recv()
+        return frame
+
     def recv_bulk(self, frame: Frame, into: memoryview) -> None:
         """The bulk behind `frame`, straight into its place; its size must be what the place has."""
         if frame.bulk_bytes != into.nbytes:
@@ -121,7 +128,7 @@ class Channel:
         self.say(message, bulk)
         while True:
             try:
-                frame = self.recv()
+                frame = self.recv_cold()
                 return decode(frame.tail), frame  # type: ignore[return-value]
             except WaitTimeout:
                 continue

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from paceline.errors import AuthenticationError, ConnectionLost
@@ -86,10 +87,8 @@ class ShmLane:
 def abstract_name(address: str) -> str:
     """The abstract socket beside a TCP address; the address is resolved, so that localhost and 127.0.0.1 are one."""
     host, port = split(address)
-    try:
+    with suppress(OSError):  # an unknown host cannot be this one; the connection will say so
         host = socket.gethostbyname(host)
-    except OSError:
-        pass  # an unknown host cannot be this one; the connection will say so
     return f"\0paceline/{host}:{port}"
 
 
@@ -97,6 +96,6 @@ def check_same_user(sock: socket.socket) -> None:
     """Refuse another user's process on the other end (SO_PEERCRED); root may talk to everybody."""
     if sys.platform != "linux":
         return
-    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid not in (os.getuid(), 0) and os.getuid() != 0:
         raise AuthenticationError(f"the process on the other end (pid {pid}) belongs to user {uid}")

@@ -4,6 +4,7 @@ Chosen when the two tasks do not share a kernel and a network namespace, or forc
 """
 
 import socket
+from contextlib import suppress
 from typing import ClassVar
 
 from paceline.errors import ConnectionLost
@@ -56,8 +57,6 @@ class TcpLane:
 
 def close_listener(sock: socket.socket) -> None:
     """Close a listening socket so that a blocked accept returns."""
-    try:
+    with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # not every system lets a listener be shut down; closing is what counts
     sock.close()

@@ -142,7 +142,7 @@ class Client:
         waiting: _Patience | None = None
         while True:
             try:
-                frame = channel.recv()
+                frame = channel.recv_cold()
                 break
             except WaitTimeout:
                 missing = [self._me.worker_devices[w] for w in self.status().missing]
@@ -184,7 +184,7 @@ class Client:
             for link in others:  # 1
                 link.send(Kind.STAGE, flags, self.push_id, tail, payloads[link.index])
             for link in others:
-                self._await(link)
+                self._await(link, link.frame)
         if wants_ticket:
             flags |= Flag.WANTS_TICKET
         self.links[0].send(Kind.PUSH, flags, self.push_id, tail, payloads[0])  # 2
@@ -192,7 +192,9 @@ class Client:
 
     def take(self) -> Taken:
         """Wait for the answer and bring the newest parameters into the arena."""
-        first = self._await(self.links[0])  # 3
+        link = self.links[0]
+        has_tail = self._has_rounds and len(self.links) > 1
+        first = self._await(link, link.frame if has_tail else link.answer)  # 3
         self.links[0].read(self.push_id)
         if self._has_rounds:
             if len(self.links) > 1:
@@ -201,7 +203,7 @@ class Client:
                 self.carry(carried.decisions, first_is_read=True)  # 4
         else:
             for link in self.links[1:]:
-                self._await(link)
+                self._await(link, link.answer)
                 link.read(self.push_id)
         self.is_pending = False
         return Taken(Outcome(first.outcome), bool(first.flags & Flag.TICKET))
@@ -231,15 +233,15 @@ class Client:
     def _pull(self, link: Link, decisions: tuple[Decision, ...]) -> None:
         if decisions or not link.shares_memory:
             link.send(Kind.PULL, 0, self.push_id, m.encode(m.Carried(decisions)) if decisions else b"")
-            self._await(link)
+            self._await(link, link.frame)
         link.read(self.push_id)
 
-    def _await(self, link: Link) -> Frame:
+    def _await(self, link: Link, answer: Callable[[int], Frame]) -> Frame:
         """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline."""
         waiting: _Patience | None = None
         while True:
             try:
-                return link.answer(self.push_id)
+                return answer(self.push_id)
             except WaitTimeout:
                 waiting = self._still_waiting(waiting, link)
 
@@ -258,7 +260,7 @@ class Client:
         waiting: _Patience | None = None
         while True:
             try:
-                reply = m.decode(link.channel.recv().tail)
+                reply = m.decode(link.channel.recv_cold().tail)
                 break
             except WaitTimeout:
                 waiting = self._still_waiting(waiting, link)

@@ -16,7 +16,7 @@ import msgspec
 
 from paceline.cluster.discovery import Assignment
 from paceline.errors import PacelineError, UsageError
-from paceline.launchers.paths import RunPaths
+from paceline.telemetry.paths import RunPaths
 from paceline.modes import make as make_mode
 from paceline.params.placement import table
 from paceline.telemetry import lines

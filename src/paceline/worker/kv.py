@@ -111,7 +111,7 @@ def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":
 
 def open_run(run_dir: Path) -> Kv:
     """The variables of a run that trains now, by its folder."""
-    from paceline.launchers.paths import RunPaths
+    from paceline.telemetry.paths import RunPaths
 
     paths = RunPaths(run_dir)
     try:

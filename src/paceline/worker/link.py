@@ -11,8 +11,8 @@ from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Failed, Join, Joined, Reply, Request
+from paceline.wire.segments import HEADER_BYTES, Bell
 
-HEADER_BYTES = 64  # before the parameters in a shared segment; its first 8 bytes are the sequence number
 TORN_TRIES = 3
 
 
@@ -29,6 +29,7 @@ class Link:
         self._incarnation = incarnation
         self._parameters: memoryview | None = None
         self._sequence: memoryview | None = None
+        self._bell: Bell | None = None
 
     @property
     def shares_memory(self) -> bool:
@@ -39,13 +40,14 @@ class Link:
         joined = self.ask(join)
         if not isinstance(joined, Joined):
             raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
-        if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes, self.into.nbytes]:
+        if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes] * 2:
             raise ProtocolError(f"ps:{self.index} holds {joined.segment_bytes} bytes, expected {self.into.nbytes}")
         if self.shares_memory:
             parameters, slot = self.channel.stream.recv_arenas(joined.segment_bytes, [False, True])
             self._sequence = parameters.memory[:8].cast("Q")
             self._parameters = parameters.memory[HEADER_BYTES:]
-            self.slot = slot.memory
+            self.slot = slot.memory[HEADER_BYTES:]
+            self._bell = Bell(slot.memory)
             if self.channel.lane == "shm":
                 parameters.close()
                 slot.close()
@@ -83,16 +85,29 @@ class Link:
         )
 
     def answer(self, push_id: int) -> Frame:
-        """The answer to `push_id`; on tcp its parameters lie in the arena when this returns."""
+        """The answer to a push; where memory is shared it has mostly been written there before we ask."""
+        bell = self._bell
+        if bell is not None and (bell.is_answered(push_id) or not bell.will_sleep(push_id)):
+            self._refuse_fenced(bell.outcome)
+            return Frame(Kind.ANSWER, bell.flags, 0, 0, 0, bell.outcome, 0, push_id, bell.version, 0)
+        return self.frame(push_id)
+
+    def frame(self, push_id: int) -> Frame:
+        """The frame that answers `push_id`; on tcp its parameters lie in the arena when this returns."""
         frame = self.channel.recv()
+        while frame.push_id < push_id and self.shares_memory:
+            frame = self.channel.recv()  # it was sent to wake us, and we were awake already
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
-        if frame.outcome == Outcome.FENCED:
-            raise Refused(f"worker:{self._worker} is fenced: ps:{self.index} has given it up or knows a newer one")
+        self._refuse_fenced(frame.outcome)
         if not self.shares_memory and frame.outcome != Outcome.STAGED:
             self.channel.recv_bulk(frame, self.into)
             self.version = frame.version
         return frame
+
+    def _refuse_fenced(self, outcome: int) -> None:
+        if outcome == Outcome.FENCED:
+            raise Refused(f"worker:{self._worker} is fenced: ps:{self.index} has given it up or knows a newer one")
 
     def read(self, push_id: int) -> None:
         """On a lane that shares memory: copy the parameters into the arena, all from one version.
@@ -120,7 +135,7 @@ class Link:
     def _wait(self, push_id: int) -> Frame:
         while True:
             try:
-                return self.answer(push_id)
+                return self.frame(push_id)
             except WaitTimeout:
                 continue
 

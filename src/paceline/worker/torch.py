@@ -115,7 +115,8 @@ class Trainee:
         self._on_device: torch.Tensor | None = None
         self._bind()
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
-        self._sent_options = self.spec.groups
+        self._option_names = tuple(optimizer.defaults)
+        self._sent_options = self._option_values()
         self.is_lazy = False
         self._hook_fired = False
         self.steps = 0
@@ -188,6 +189,10 @@ class Trainee:
             if slot is not None:
                 self._view_slot(slot, pieces)
         self._is_direct = not self._whole and not self._cut
+        self._payloads: list[Sequence[Buffer]] = [
+            () if link.shares_memory or slot is None else (slot,)
+            for link, slot in zip(self.client.links, self._slots, strict=True)
+        ]
         self._every = [view for _, view in self._whole]
         self._order = [index for index, _ in self._whole]
         self.mirror()
@@ -221,8 +226,8 @@ class Trainee:
             self._go_eager()
             self.settle()
         self._check_anchor()
-        gradients = [p.grad for p in self.parameters]
-        tail, payloads, is_finite = self._prepare_push(gradients)
+        with torch.no_grad():
+            tail, payloads, is_finite = self._prepare_push([p.grad for p in self.parameters])
         self.client.push(payloads, tail, is_finite, self.wants_ticket)
         self.steps += 1
         if not self.is_lazy:
@@ -283,27 +288,26 @@ class Trainee:
     # --- gradients --------------------------------------------------------------------------------------------
 
     def _prepare_push(self, gradients: list[torch.Tensor | None]) -> tuple[bytes, Sequence[Sequence[Buffer]], bool]:
-        options, mask = self._changed_options(), b""
-        if any(g is None for g in gradients):
-            mask = _bits([g is not None for g in gradients])
+        options = self._changed_options()
+        mask = b"" if all(g is not None for g in gradients) else _bits([g is not None for g in gradients])
         tail = encode(PushTail(options, mask)) if options is not None or mask else b""
-        with torch.no_grad():
-            if self._is_direct:
-                is_finite = self._is_finite([g for g in gradients if g is not None], gradients)
-                return tail, [self._buffers(s, gradients) for s in range(self.plan.num_ps)], is_finite
-            self._copy(gradients, bool(mask))
-            is_finite = self._is_finite(self._sums, gradients)
-        payloads: list[Sequence[Buffer]] = []
-        for link, slot in zip(self.client.links, self._slots, strict=True):
-            payloads.append(() if link.shares_memory or slot is None else (slot,))
-        return tail, payloads, is_finite
+        if self._is_direct:
+            is_finite = self._is_finite([g for g in gradients if g is not None], gradients)
+            return tail, [self._buffers(s, gradients) for s in range(self.plan.num_ps)], is_finite
+        self._copy(gradients, bool(mask))
+        return tail, self._payloads, self._is_finite(self._sums, gradients)
+
+    def _option_values(self) -> list[list[Any]]:
+        names = self._option_names
+        return [[group[n] for n in names] for group in self.optimizer.param_groups]
 
     def _changed_options(self) -> list[Options] | None:
-        options = group_options(self.optimizer)
-        if options == self._sent_options:
+        """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
+        values = self._option_values()
+        if values == self._sent_options:
             return None
-        self._sent_options = options
-        return options
+        self._sent_options = values
+        return group_options(self.optimizer)
 
     def _copy(self, gradients: list[torch.Tensor | None], has_gaps: bool) -> None:
         """Into the slots: whole tensors in one call, cut ones piece by piece in the order they lie in memory."""

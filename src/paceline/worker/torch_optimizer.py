@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.optim import optimizer as optimizer_module
 
 
 class Remote(Protocol):
@@ -45,10 +46,17 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         self.state.clear()
 
     hooked = torch.optim.Optimizer.profile_hook_step(step)
-    hooked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers must not wrap it again
-    hooked.hooked = True  # type: ignore[attr-defined]  # nor must torch, which would run every hook twice
+
+    def either(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        # torch's wrapper opens a profiler record every time; without hooks and profiler nobody would see it.
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _is_watched():
+            return hooked(self, closure)
+        return step(self, closure)
+
+    either._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers must not wrap it again
+    either.hooked = True  # type: ignore[attr-defined]  # nor must torch, which would run every hook twice
     members = {
-        "step": hooked,
+        "step": either,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
         "__module__": base.__module__,
@@ -56,3 +64,9 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(base.__name__, (base,), members)
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def _is_watched() -> bool:
+    """Whether a profiler runs, or hooks for all optimizers are registered."""
+    for_all = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
+    return bool(for_all) or torch.autograd._profiler_enabled()

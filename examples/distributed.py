@@ -1,0 +1,76 @@
+"""Document 002's distributed.py: two workers share 10,000 global steps on MNIST.
+
+    python distributed.py --job_name="ps" --ps_hosts="a:2222" --worker_hosts="b:2222,c:2222" --task_index=0
+
+Without --ps_hosts and --worker_hosts the cluster in settings.py is taken.
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline
+from paceline.datasets import mnist
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train_steps", type=int, default=10000, help="of the whole cluster")
+    parser.add_argument("--batch_size", type=int, default=100)
+    parser.add_argument("--hidden_units", type=int, default=100)
+    parser.add_argument("--learning_rate", type=float, default=0.01)
+    return parser.parse_known_args()[0]  # the cluster's four flags are for paceline.init
+
+
+def two_layers(hidden: int) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    for layer, deviation in ((model[0], 1 / 28), (model[2], hidden**-0.5)):
+        nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        nn.init.zeros_(layer.bias)
+    return model
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    likely = logits.softmax(1).gather(1, labels[:, None]).clamp(1e-10, 1.0)
+    return -likely.log().sum()
+
+
+def endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    args = arguments()
+    ctx = paceline.init(flags=True)  # a ps serves here, and ends when the workers are done
+    digits = mnist.load().tensorflow_split()
+    train = TensorDataset(torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y))
+
+    model = two_layers(args.hidden_units)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+    loader = DataLoader(train, batch_size=args.batch_size, shuffle=True)
+    model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+
+    batches = endless(loader)
+    for _ in ctx.steps(args.train_steps):
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        loss = summed_cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    ctx.pull()  # the other worker may have made the last step
+    with torch.no_grad():
+        validation = summed_cross_entropy(
+            model(torch.from_numpy(digits.validation_x)), torch.from_numpy(digits.validation_y)
+        )
+    ctx.log({"validation_cross_entropy": validation.item()})
+    print(f"After {args.train_steps} training step(s), validation cross entropy = {validation:g}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

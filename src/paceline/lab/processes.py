@@ -1,0 +1,184 @@
+"""WHO is measured? The processes of one scenario: started once, idle on a pipe until told to run, ended together.
+
+Called by lab/run; the lab's one door to other processes. Must never leave a process behind, nor wait without a limit.
+
+The protocol, which peers speak too: a process says `{}` on stdout when it is ready (or `{"missing": why}`), reads
+`UNTIMED TIMED` lines from stdin, answers each with `{"us": time of a step}`, and ends at the end of its stdin.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from paceline.errors import ClusterError, WaitTimeout
+from paceline.launchers import closing
+
+
+class Failed(ClusterError):
+    """A scenario cannot be measured (any further); says why."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A line from a process that is measured."""
+
+    us: float | None = None
+    missing: str | None = None
+
+
+class Process:
+    """One process. Only those that `speaks` have pipes: a ps is spoken to by its workers alone."""
+
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path, speaks: bool) -> None:
+        self.name = name
+        self.log = log
+        self.speaks = speaks
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            # A group of its own: Ctrl+C in a terminal reaches only the lab, which then ends all of it.
+            self._popen = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if speaks else output,
+                stderr=output,
+                env=dict(environ),
+                process_group=0,
+                bufsize=0,
+            )
+        self._pending = b""
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def tell(self, untimed: int, timed: int) -> None:
+        assert self._popen.stdin is not None
+        try:
+            self._popen.stdin.write(f"{untimed} {timed}\n".encode())
+        except OSError:
+            raise Failed(self.cause()) from None
+
+    def reply(self, deadline_s: float) -> Reply:
+        """The next line; blocks without using the processor."""
+        assert self._popen.stdout is not None
+        descriptor = self._popen.stdout.fileno()
+        while b"\n" not in self._pending:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+                raise WaitTimeout(f"{self.name} did not answer in time; its log: {closing.shown(self.log)}")
+            data = os.read(descriptor, 4096)
+            if not data:
+                raise Failed(self.cause())
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        try:
+            return msgspec.json.decode(line, type=Reply)
+        except msgspec.MsgspecError:
+            raise Failed(f"{self.name} said {line[:80]!r} where a number belongs") from None
+
+    def cause(self) -> str:
+        """Why it ended, in a sentence; for the table, the log has the rest."""
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(5.0)
+        code = self._popen.poll()
+        how = closing.how(code) if code else "ended early"
+        reason = closing.reason(self.log)
+        why = closing.gist(reason) or (reason[-1] if reason else "")
+        return f"{self.name} {how}{f' ({why})' if why else ''}; its log: {closing.shown(self.log)}"
+
+    def let_go(self) -> None:
+        """The end of its stdin: it leaves its cluster and ends."""
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+
+    def is_gone(self, within_s: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, within_s))
+        return self._popen.poll() is not None
+
+    def kill(self) -> None:
+        """Now, with everything it has started itself."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class Group:
+    """The processes of one scenario; those that speak are told and asked together."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
+    @property
+    def speakers(self) -> list[Process]:
+        return [process for process in self.processes if process.speaks]
+
+    def await_ready(self, deadline_s: float) -> None:
+        for process in self.speakers:
+            reply = process.reply(deadline_s)
+            if reply.missing is not None:
+                raise Failed(f"missing: {reply.missing}")
+
+    def run(self, untimed: int, timed: int, limit_s: float) -> list[float]:
+        """Everybody runs at the same time; the step time of each comes back."""
+        deadline_s = time.monotonic() + limit_s
+        for process in self.speakers:
+            process.tell(untimed, timed)
+        times = []
+        for process in self.speakers:
+            us = process.reply(deadline_s).us
+            if us is None:
+                raise Failed(f"{process.name} answered without a number")
+            times.append(us)
+        return times
+
+    def end(self, within_s: float) -> list[str]:
+        """Let them end by themselves, then kill; the names of those that had to be killed come back."""
+        deadline_s = time.monotonic() + within_s
+        for process in self.speakers:
+            process.let_go()
+        late = [p.name for p in self.processes if not p.is_gone(deadline_s - time.monotonic())]
+        self.kill()
+        return late
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+def cpu_percent(groups: Sequence[Group], over_s: float) -> float:
+    """How busy all these processes are together while nobody is told to run, in percent of one core."""
+    before = _cpu_s(groups)
+    began_s = time.monotonic()
+    time.sleep(over_s)  # this is the measurement: nothing is waited for
+    return 100 * (_cpu_s(groups) - before) / (time.monotonic() - began_s)
+
+
+def _cpu_s(groups: Sequence[Group]) -> float:
+    total = 0.0
+    for process in (p for group in groups for p in group.processes):
+        with suppress(psutil.Error):
+            times = psutil.Process(process.pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """What a short command prints; None when it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,108 @@
+"""WHERE do the numbers come from? The provenance of a result, and the file that keeps every repetition.
+
+Called by lab/run. A line is on disk as soon as it was measured, so an interrupted run keeps what it has.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import UsageError
+from paceline.lab.processes import output_of
+from paceline.lab.scenario import Amounts, Segment
+from paceline.lab.tables import Summary
+from paceline.version import VERSION
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Which code, on which machine, when, how much."""
+
+    matrix: str
+    date: str
+    paceline: str
+    commit: str | None
+    is_changed: bool | None  # files differ from that commit
+    torch: str | None
+    python: str
+    system: str
+    cpu: str
+    cores: int
+    load: tuple[float, float, float]
+    settings: Amounts
+
+
+def provenance(matrix: str, amounts: Amounts, now_s: float) -> Provenance:
+    """What must be known to judge a number later."""
+    here = Path(__file__).parent
+    commit = output_of(["git", "-C", str(here), "rev-parse", "HEAD"])
+    changed = output_of(["git", "-C", str(here), "status", "--porcelain", "--untracked-files=no"]) if commit else None
+    return Provenance(
+        matrix=matrix,
+        date=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)),
+        paceline=VERSION,
+        commit=commit,
+        is_changed=None if changed is None else bool(changed),
+        torch=_version("torch"),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        load=os.getloadavg(),
+        settings=amounts,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+class ResultFile:
+    """`results-<date>.jsonl`: a provenance line, one per segment, one per failure, one per row."""
+
+    def __init__(self, folder: Path, stamp: str) -> None:
+        self.path = folder / f"results-{stamp}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"No results can be written to {folder}: {error.strerror}.") from error
+
+    def _line(self, kind: str, value: object) -> None:
+        fields = msgspec.to_builtins(value)
+        self._file.write(msgspec.json.encode({"kind": kind, **fields}) + b"\n")
+
+    def begin(self, facts: Provenance) -> None:
+        self._line("provenance", facts)
+
+    def segment(self, repetition: int, at: int, segment: Segment, us: list[float] | None) -> None:
+        """`us`: the step time of every worker; None when it failed."""
+        self._line("segment", {"repetition": repetition, "at": at, **msgspec.to_builtins(segment), "us": us})
+
+    def idle(self, cpu_percent: float, num_processes: int) -> None:
+        self._line("idle", {"cpu_percent": cpu_percent, "processes": num_processes})
+
+    def failed(self, scenario: str, cause: str) -> None:
+        self._line("failed", {"scenario": scenario, "cause": cause})
+
+    def row(self, summary: Summary, verdict: str) -> None:
+        self._line("row", {**msgspec.to_builtins(summary), "verdict": verdict})
+
+    def close(self) -> None:
+        self._file.close()

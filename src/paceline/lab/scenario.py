@@ -1,0 +1,135 @@
+"""WHAT is measured beside what, and in which order? Scenarios, the rows of a table, and the plan of a repetition.
+
+Used by every matrix and by lab/run. Pure: no process, no clock; chance comes in as a seed.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+
+class Kind(Enum):
+    """How a scenario's processes are started."""
+
+    SINGLE = "single"  # one process, PyTorch alone
+    CLUSTER = "cluster"  # ps and workers through the package's own entry
+    PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker
+    CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be told to run so many steps."""
+
+    name: str
+    kind: Kind
+    num_ps: int = 0
+    num_workers: int = 1
+    mode: str = "async"
+    lane: str = "auto"
+    what: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the table: a scenario, and the one that is measured right before and right after it."""
+
+    title: str
+    scenario: str
+    beside: str
+    bar: float | None = None  # the ratio must not be above it (plus the spread of the A/A row)
+    aim: float | None = None
+    is_noise: bool = False  # the A/A row: the same against the same
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """All scenarios of one table."""
+
+    name: str
+    scenarios: tuple[Scenario, ...]
+    rows: tuple[Row, ...]
+
+
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    reps: int = 7
+    steps: int = 300
+    warmup_steps: int = 50  # once, after the start; what a segment warms up comes on top
+    carrier_bytes: int = 40_000_000
+    seed: int = 0
+
+    def of(self, kind: Kind) -> tuple[int, int]:
+        """(untimed, timed) steps of a segment; a step of a carrier is the whole load there and back.
+
+        >>> Amounts(steps=300).of(Kind.SINGLE), Amounts(steps=300).of(Kind.CARRIER)
+        ((30, 300), (2, 20))
+        """
+        if kind is Kind.CARRIER:
+            return 2, max(3, self.steps // 15)
+        return max(10, self.steps // 10), self.steps
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One scenario runs once. `row` is the row it is measured for; None: it runs beside one."""
+
+    scenario: str
+    row: int | None = None
+
+
+def plan(rows: Sequence[Row], repetition: int, seed: int) -> list[Segment]:
+    """The segments of one repetition, rows in an order of its own.
+
+    INVARIANT: right before and right after a row's segment runs what it is compared with. Neighbours that are
+    compared with the same scenario share the segment between them.
+
+    >>> aa = Row(title="A/A", scenario="b", beside="a")
+    >>> [s.scenario for s in plan([aa, aa], 0, 0)]
+    ['a', 'b', 'a', 'b', 'a']
+    """
+    order = list(range(len(rows)))
+    random.Random(f"{seed}-{repetition}").shuffle(order)
+    segments: list[Segment] = []
+    for index in order:
+        row = rows[index]
+        if not segments or segments[-1].scenario != row.beside:
+            segments.append(Segment(row.beside))
+        segments += [Segment(row.scenario, index), Segment(row.beside)]
+    return segments
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One repetition of a row: its time, and the mean of what ran before and after."""
+
+    row: int
+    us: float
+    beside_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.us / self.beside_us
+
+
+def pairs(segments: Sequence[Segment], times_us: Sequence[float | None]) -> list[Pair]:
+    """Every row's time with that beside it; a row of which any part failed is left out.
+
+    >>> pairs([Segment("a"), Segment("b", 0), Segment("a")], [1.0, 3.0, 2.0])[0].ratio
+    2.0
+    """
+    found = []
+    for at, segment in enumerate(segments):
+        if segment.row is None:
+            continue
+        before, mine, after = times_us[at - 1], times_us[at], times_us[at + 1]
+        if before is not None and mine is not None and after is not None:
+            found.append(Pair(segment.row, mine, (before + after) / 2))
+    return found
+
+
+def seconds_left(remaining: Iterable[Segment], last_s: Mapping[str, float]) -> float:
+    """How long the segments that remain will take, if each takes as long as its scenario's last one.
+
+    >>> seconds_left([Segment("a"), Segment("b"), Segment("new")], {"a": 1.0, "b": 2.0})
+    3.0
+    """
+    return sum(last_s.get(segment.scenario, 0.0) for segment in remaining)

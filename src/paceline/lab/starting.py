@@ -1,0 +1,112 @@
+"""HOW is a scenario brought to life? Its command lines, environments and files, for each kind of scenario.
+
+Called by lab/run. Starts and returns; waiting, measuring and ending are others' business.
+"""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec
+from paceline.lab.processes import Failed, Group, Process
+from paceline.lab.scenario import Kind, Scenario
+from paceline.telemetry.paths import RunPaths
+from paceline.launchers.ports import Reserved
+
+ENTRY = (sys.executable, "-P", "-m", "paceline.launchers.entry", "--parent")
+WORKER = "paceline.lab.worker_script"
+CARRIER = "paceline.lab.carriers"
+PEERS = Path("bench") / "peers"
+
+
+class Starter:
+    """Starts scenarios, each with a folder of its own below `folder`."""
+
+    def __init__(self, folder: Path, data: Path, carrier_bytes: int, ports: Reserved) -> None:
+        self._folder = folder
+        self._data = ("--data", str(data))
+        self._carrier = ("--bytes", str(carrier_bytes))
+        self._ports = ports
+        self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def start(self, scenario: Scenario, group: Group) -> None:
+        """Put the scenario's processes into `group` one by one, so that those that were started are known."""
+        if scenario.kind is Kind.SINGLE:
+            self._alone(scenario, group, WORKER, ("single", *self._data))
+        elif scenario.kind is Kind.PEER:
+            self._peer(scenario, group)
+        elif scenario.kind is Kind.CLUSTER:
+            self._cluster(scenario, group, (WORKER, "worker", *self._data))
+        elif scenario.num_ps:
+            self._cluster(scenario, group, (CARRIER, scenario.what, *self._carrier))
+        else:
+            self._alone(scenario, group, CARRIER, (scenario.what, *self._carrier))
+
+    def _paths(self, scenario: Scenario) -> RunPaths:
+        paths = RunPaths(self._folder / slug(scenario.name))
+        paths.create()
+        return paths
+
+    def _alone(self, scenario: Scenario, group: Group, module: str, args: tuple[str, ...]) -> None:
+        log = self._paths(scenario).root / "logs" / "process.log"
+        command = [sys.executable, "-P", "-m", module, *args]
+        group.processes.append(Process(scenario.name, command, self._environ, log, speaks=True))
+
+    def _cluster(self, scenario: Scenario, group: Group, program: tuple[str, ...]) -> None:
+        """As `paceline run` does: telemetry, log lines and leases on; only no checkpoint at the end."""
+        paths = self._paths(scenario)
+        jobs = {"ps": scenario.num_ps, "worker": scenario.num_workers}
+        cluster = ClusterSpec({job: self._ports.addresses(count) for job, count in jobs.items()})
+        settings = Settings(
+            run_id=f"lab-{slug(scenario.name)}",
+            run_dir=str(paths.root),
+            mode=scenario.mode,
+            lane=scenario.lane,
+            save_every="none",
+        )
+        secret = secrets.token_bytes(32)
+        self._ports.before_start()
+        for task in [*cluster.ps, *cluster.workers]:
+            assignment = Assignment(cluster, task, 1, settings, secret, "launcher")
+            command = [*ENTRY, str(os.getpid())]
+            is_ps = task.job == "ps"
+            command += [] if is_ps else ["--module", *program]
+            environ = {**self._environ, **encode_for_child(assignment)}
+            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=not is_ps))
+
+    def _peer(self, scenario: Scenario, group: Group) -> None:
+        """One process a rank, as torchrun would start them."""
+        script = find_peer(scenario.what)
+        if script is None:
+            raise Failed(f"missing: {PEERS / scenario.what}.py is not here; run from a clone of the repository")
+        logs = self._paths(scenario).root / "logs"
+        host, _, port = self._ports.addresses(1)[0].rpartition(":")
+        self._ports.before_start()
+        world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(scenario.num_workers)}
+        for rank in range(scenario.num_workers):
+            environ = {**self._environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, str(script), *self._data]
+            log = logs / f"rank-{rank}.log"
+            group.processes.append(Process(f"rank {rank}", command, environ, log, speaks=True))
+
+
+def slug(name: str) -> str:
+    """A scenario's name as a folder's.
+
+    >>> slug("1 ps + 2 workers, async, shm")
+    '1-ps-2-workers-async-shm'
+    """
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())
+
+
+def find_peer(what: str) -> Path | None:
+    """The peer's script in the clone that this package, or the current folder, belongs to."""
+    here = Path(__file__).resolve()
+    for root in [*here.parents, Path.cwd(), *Path.cwd().parents]:
+        script = root / PEERS / f"{what}.py"
+        if script.is_file():
+            return script
+    return None

@@ -1,0 +1,143 @@
+"""WHAT do the numbers say? Quartiles, verdicts and the table, from measured pairs.
+
+Called by lab/run. Pure: no clock, no file, nothing printed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.table import Table
+
+from paceline.lab.scenario import Pair, Row
+
+COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "bar", "aim", "verdict")
+NONE = "-"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which that share of them lies, interpolated between neighbours.
+
+    >>> quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.25)
+    2.0
+    >>> quantile([1.0, 2.0], 0.25)
+    1.25
+    """
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, over all repetitions; times are lower quartiles too."""
+
+    title: str
+    reps: int
+    us: float
+    beside_us: float
+    ratio: float  # the lower quartile of the ratios
+    median: float
+    spread: float  # between the quartiles
+    least: float
+    most: float
+    quotient: float  # of the two lower quartiles of time: a check, because a noisy denominator flatters `ratio`
+
+
+def summarise(row: Row, measured: Sequence[Pair]) -> Summary | None:
+    """What the repetitions of one row amount to; None when there are none."""
+    if not measured:
+        return None
+    ratios = [pair.ratio for pair in measured]
+    us = quantile([pair.us for pair in measured], 0.25)
+    beside_us = quantile([pair.beside_us for pair in measured], 0.25)
+    low = quantile(ratios, 0.25)
+    return Summary(
+        title=row.title,
+        reps=len(ratios),
+        us=us,
+        beside_us=beside_us,
+        ratio=low,
+        median=quantile(ratios, 0.5),
+        spread=quantile(ratios, 0.75) - low,
+        least=min(ratios),
+        most=max(ratios),
+        quotient=us / beside_us,
+    )
+
+
+def verdict(row: Row, summary: Summary, noise: float) -> str:
+    """Whether a row is where it should be; `noise` is the spread of the A/A row.
+
+    >>> row = Row(title="x", scenario="x", beside="single", bar=1.3, aim=1.1)
+    >>> told = summarise(row, [Pair(0, 1.25, 1.0)])
+    >>> verdict(row, told, noise=0.02)
+    'within the bar'
+    """
+    if row.bar is None:
+        return NONE
+    if row.aim is not None and summary.ratio <= row.aim:
+        return "aim reached"
+    if summary.ratio <= row.bar:
+        return "within the bar"
+    if summary.ratio <= row.bar + noise:
+        return "within bar + A/A spread"
+    return "OVER THE BAR"
+
+
+def noise_of(rows: Sequence[Row], summaries: Sequence[Summary | None]) -> float:
+    """The spread of the A/A row; 0 when there is none."""
+    return max((s.spread for r, s in zip(rows, summaries, strict=True) if r.is_noise and s is not None), default=0.0)
+
+
+def cells(
+    rows: Sequence[Row], summaries: Sequence[Summary | None], failures: Mapping[str, str]
+) -> list[tuple[str, ...]]:
+    """The table's text, row by row; `failures` has the cause of every scenario that did not run to the end."""
+    noise = noise_of(rows, summaries)
+    return [_cells(row, summary, failures, noise) for row, summary in zip(rows, summaries, strict=True)]
+
+
+def _cells(row: Row, summary: Summary | None, failures: Mapping[str, str], noise: float) -> tuple[str, ...]:
+    cause = failures.get(row.scenario) or failures.get(row.beside)
+    bars = (_ratio(row.bar), _ratio(row.aim))
+    if summary is None:
+        return (row.title, *[NONE] * 5, *bars, f"failed: {cause}" if cause else "not measured")
+    numbers = (f"{summary.us:.0f}", f"{summary.beside_us:.0f}", f"{summary.ratio:.3f}", f"{summary.median:.3f}")
+    told = verdict(row, summary, noise)
+    if cause:
+        told = f"{told} ({summary.reps} repetitions, then failed: {cause})"
+    return (row.title, *numbers, f"{summary.spread:.3f}", *bars, told)
+
+
+def _ratio(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def plain(table: Sequence[Sequence[str]]) -> str:
+    """The table for a pipe: columns side by side, two spaces between them.
+
+    >>> print(plain([["shm", "190", "170", "1.118", "1.120", "0.010", "1.15", "1.03", "ok"]]))
+    configuration  step µs  beside µs  ratio  median  spread   bar   aim  verdict
+    shm                190        170  1.118   1.120   0.010  1.15  1.03  ok
+    """
+    lines = [COLUMNS, *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    shown = []
+    for line in lines:
+        parts = [text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True)]
+        shown.append("  ".join([line[0].ljust(widths[0]), *parts, line[-1]]).rstrip())
+    return "\n".join(shown)
+
+
+def drawn(table: Sequence[Sequence[str]]) -> Table:
+    """The table for a terminal."""
+    made = Table()
+    for column in COLUMNS:
+        is_text = column in ("configuration", "verdict")
+        made.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
+    for line in table:
+        style = "red" if line[-1].startswith(("OVER", "failed")) else None
+        made.add_row(*line, style=style)
+    return made

@@ -1,0 +1,10 @@
+"""The fixtures of tests/integration, for the faults."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from process_fixtures import gate, ports, processes, train  # noqa: E402
+
+__all__ = ["gate", "ports", "processes", "train"]

@@ -1,0 +1,49 @@
+"""WHICH fixtures do tests on real processes share? Processes, ports, the gate and the training script.
+
+Imported by the conftest of tests/integration and of tests/fault.
+"""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import Gate, Processes
+
+from paceline.launchers.ports import Reserved
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Starts processes; the test fails when one of them, or one that they started, survives it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's `&` has it ignored, and children inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    started = Processes(tmp_path)
+    try:
+        yield started
+        left = started.survivors()
+    finally:
+        started.kill()
+    assert not left, f"these processes survived the test: {left}"
+
+
+@pytest.fixture
+def ports() -> Iterator[Reserved]:
+    """Free loopback addresses that nobody else gets while the test runs."""
+    with Reserved() as reserved:
+        yield reserved
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def train() -> Path:
+    """The script that most tests run; see its --help for the faults it can place."""
+    return PROGRAMS / "train.py"

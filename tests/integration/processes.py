@@ -1,0 +1,220 @@
+"""HOW do tests start real processes? Each with a deadline, its output read as it comes, and none left behind.
+
+Used through the fixture `processes` by tests/integration and tests/fault. Must never sleep: it waits for lines,
+for ends and for arrivals at a gate.
+"""
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+MARK = "PACELINE_TEST_MARK"
+BIN = Path(sys.executable).parent
+DEADLINE_S = 60.0
+GONE_S = 10.0
+OURS = ("PACELINE_", "TF_CONFIG", "OMP_NUM_THREADS", "CI", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
+
+
+class Process:
+    """One process that a test has started, and what it has printed so far."""
+
+    def __init__(self, command: list[str], cwd: Path, environ: dict[str, str], name: str) -> None:
+        self.name = name
+        self._deadline = time.monotonic() + DEADLINE_S
+        self._news = threading.Condition()
+        self._lines: list[str] = []
+        self._is_read = False
+        self.popen = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True, name=f"read-{name}").start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._news:
+                self._lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self._is_read = True
+            self._news.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def lines(self) -> list[str]:
+        with self._news:
+            return list(self._lines)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str) -> str:
+        """The first line in which the pattern is found, as soon as it is there."""
+        seen = 0
+        with self._news:
+            while True:
+                for line in self._lines[seen:]:
+                    if re.search(pattern, line):
+                        return line
+                seen = len(self._lines)
+                if self._is_read or not self._news.wait(self._left_s()):
+                    raise AssertionError(f"{self.name} never said {pattern!r}, but:\n" + "\n".join(self._lines))
+
+    def end(self) -> int:
+        """Its exit code, once it has ended and everything it printed has been read."""
+        try:
+            code = self.popen.wait(self._left_s())
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {DEADLINE_S:g} s, it said:\n{self.text}") from None
+        with self._news:
+            self._news.wait_for(lambda: self._is_read, self._left_s())
+        return code
+
+    def ends_with(self, code: int) -> "Process":
+        """Wait for the end, and want this exit code."""
+        assert self.end() == code, f"{self.name} ended with {self.popen.returncode}, it said:\n{self.text}"
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+
+class Processes:
+    """Everything one test starts. A mark in the environment finds also what those processes have started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mark = uuid.uuid4().hex
+        self._started: list[Process] = []
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        """This process's environment without what would change a run, with the mark and a secret of the test's own."""
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        path = f"{BIN}{os.pathsep}{plain.get('PATH', '')}"
+        own = {"PATH": path, "XDG_CONFIG_HOME": str(self.folder / "config"), MARK: self._mark, "OMP_NUM_THREADS": "1"}
+        return {**plain, **own, **extra}
+
+    def start(self, *command: object, name: str = "", cwd: Path | None = None, **extra: str) -> Process:
+        """Start a command; `extra` goes into its environment."""
+        words = [str(word) for word in command]
+        process = Process(words, cwd or self.folder, self.environ(**extra), name or " ".join(words[:3]))
+        self._started.append(process)
+        return process
+
+    def paceline(self, *words: object, name: str = "", **extra: str) -> Process:
+        return self.start(BIN / "paceline", *words, name=name or f"paceline {words[0] if words else ''}", **extra)
+
+    def bash(self, text: str, cwd: Path | None = None, **extra: str) -> Process:
+        """A script of the documents, as they print it."""
+        return self.start("bash", "-c", text, name="bash", cwd=cwd, **extra)
+
+    def alive(self) -> list[psutil.Process]:
+        """Every process with our mark that still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def survivors(self) -> list[str]:
+        """What is left after the time in which everything should be gone; it is killed."""
+        _, left = psutil.wait_procs(self.alive(), timeout=GONE_S)
+        return self.kill(left)
+
+    def kill(self, left: list[psutil.Process] | None = None) -> list[str]:
+        told = []
+        for process in self.alive() if left is None else left:
+            try:
+                told.append(f"{process.pid}: {' '.join(process.cmdline())}")
+                process.kill()
+            except psutil.Error:
+                continue
+        for process in self._started:
+            process.popen.wait(GONE_S)
+        return told
+
+
+class Arrival:
+    """A worker that stands at the gate; it goes on when released, or when the test ends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.settimeout(DEADLINE_S)
+        self.text = self._connection.makefile("r").readline().strip()
+        self.pid = int(self.text.split()[-1])
+
+    def release(self) -> None:
+        self._connection.close()
+
+
+class Gate:
+    """Where programs/train.py stops at a given step, so that a test can act at a logical time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gate"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(os.path.relpath(self.path))  # a Unix path may have 107 bytes only
+        self._listener.listen()
+        self._listener.settimeout(DEADLINE_S)
+
+    def arrival(self) -> Arrival:
+        """The next worker that comes; text is like `worker:1 step 5 pid 4711`."""
+        return Arrival(self._listener.accept()[0])
+
+    def arrivals(self, count: int) -> dict[str, Arrival]:
+        """So many workers, by the name of their task."""
+        came = [self.arrival() for _ in range(count)]
+        return {each.text.split()[0]: each for each in came}
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def is_listening(address: str) -> bool:
+    """Whether somebody accepts connections at host:port."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def read_all(descriptor: int) -> str:
+    """What comes out of a terminal until its other end is closed."""
+    parts = []
+    deadline = time.monotonic() + DEADLINE_S
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except OSError:  # Linux says so when the last process has closed the terminal
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")

@@ -1,0 +1,140 @@
+"""`paceline serve`: tasks started one by one, in any order, with TF1's flags in any form."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from processes import Gate, Process, Processes, is_listening
+
+from paceline.launchers.ports import Reserved
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class ByHand:
+    """One ps and two workers, to be started in any order."""
+
+    def __init__(self, processes: Processes, ports: Reserved, train: Path) -> None:
+        self.ps, (self.worker_0, self.worker_1) = ports.addresses(1)[0], ports.addresses(2)
+        self.hosts = [f"--ps_hosts={self.ps}", f"--worker_hosts={self.worker_0},{self.worker_1}"]
+        self._processes = processes
+        self._train = train
+
+    def start(self, job: str, index: int, *flags: object, script: tuple[object, ...] = ()) -> Process:
+        words = flags or (f"--job_name={job}", f"--task_index={index}", *self.hosts)
+        program = [] if job == "ps" else [self._train, *script]
+        return self._processes.paceline("serve", *words, *program, name=f"{job}:{index}")
+
+
+@pytest.fixture
+def cluster(processes: Processes, ports: Reserved, train: Path) -> ByHand:
+    return ByHand(processes, ports, train)
+
+
+def test_any_start_order_and_any_form_of_flag_and_the_same_ports_again(cluster: ByHand) -> None:
+    chief_comes_last(cluster)
+    ps_comes_last(cluster)
+
+
+def chief_comes_last(cluster: ByHand) -> None:
+    one = cluster.start("worker", 1)
+    one.wait_for(r"^Still waiting for response from worker: /job:ps/replica:0/task:0 \(0 s\)$")
+    ps = cluster.start("ps", 0)
+    ps.wait_for(r"^Still waiting for response from worker: /job:worker/replica:0/task:0 \(0 s\)$")
+    one.wait_for(r"^Still waiting for response from worker: /job:worker/replica:0/task:0 \(\d+ s\)$")
+    chief = cluster.start("worker", 0)
+    for each in (chief, one, ps):
+        each.ends_with(0)
+    check_first_lines(cluster, ps, "ps", 0, cluster.ps)
+    check_first_lines(cluster, chief, "worker", 0, cluster.worker_0)
+    check_first_lines(cluster, one, "worker", 1, cluster.worker_1)
+    check_training_lines(chief, 0)
+    check_training_lines(one, 1)
+    assert ps.lines[-1] == "ps:0 served 80 updates"
+
+
+def check_first_lines(cluster: ByHand, task: Process, job: str, index: int, address: str) -> None:
+    assert task.lines[:6] == [
+        f"job_name : {job}",
+        f"task_index : {index}",
+        f"Cluster: job ps -> {{0 -> {cluster.ps}}}",
+        f"Cluster: job worker -> {{0 -> {cluster.worker_0}, 1 -> {cluster.worker_1}}}",
+        "Found by: flags",
+        f"Started server with target: paceline://{address}",
+    ]
+
+
+def check_training_lines(task: Process, worker: int) -> None:
+    """The documents' lines, each once and in this order, and at least one step in between."""
+    number = r"\d+\.\d{6}"
+    wanted = [
+        rf"Training begins @ {number}",
+        rf"{number}: Worker {worker}: training step \d+ done \(global step: \d+\)",
+        rf"Training ends @ {number}",
+        rf"Training elapsed time: {number} s",
+    ]
+    found = [[at for at, line in enumerate(task.lines) if re.fullmatch(each, line)] for each in wanted]
+    assert [len(found[0]), len(found[2]), len(found[3])] == [1, 1, 1], task.text
+    assert found[1] and found[0][0] < found[1][0] and found[1][-1] < found[2][0] < found[3][0], task.text
+
+
+def ps_comes_last(cluster: ByHand) -> None:
+    """With spaces, dashes, quotes that the shell has left, and in another order; the ports were used a moment ago."""
+    workers = f"{cluster.worker_0},{cluster.worker_1}"
+    one = cluster.start(
+        "worker", 1, "--worker-hosts", workers, "--task-index", "1", "--ps-hosts", cluster.ps, "--job-name", "worker"
+    )
+    quoted = (f'--worker_hosts="{workers}"', "--job_name='worker'", f'--ps_hosts="{cluster.ps}"', "--task_index=0")
+    chief = cluster.start("worker", 0, *quoted, "--log_every", "1")
+    for worker in (one, chief):
+        worker.wait_for(r"^Still waiting for response from worker: /job:ps/replica:0/task:0 \(0 s\)$")
+    ps = cluster.start("ps", 0, "--task_index=0", "--ps_hosts", cluster.ps, "--job-name=ps", "--worker_hosts", workers)
+    for each in (chief, one, ps):
+        each.ends_with(0)
+    steps = [re.search(r"training step (\d+) done", line) for line in chief.lines]
+    assert [int(found[1]) for found in steps if found] == list(range(1, 41)), "--log_every 1 prints every step"
+
+
+def test_ctrl_c_in_the_middle_ends_every_task_with_130(cluster: ByHand, processes: Processes, gate: Gate) -> None:
+    at_the_gate = ("--gate", f"0:5:{gate.path}", "--gate", f"1:5:{gate.path}")
+    tasks = [cluster.start("ps", 0), *(cluster.start("worker", i, script=at_the_gate) for i in (0, 1))]
+    gate.arrivals(2)
+    for task in tasks:
+        task.signal(signal.SIGINT)
+    for task in tasks:
+        task.ends_with(130)
+        assert "Traceback" not in task.text
+    assert not processes.survivors()
+    assert not any(is_listening(address) for address in (cluster.ps, cluster.worker_0, cluster.worker_1))
+
+
+def test_ctrl_c_while_a_task_waits_for_the_others(cluster: ByHand, ports: Reserved, train: Path) -> None:
+    ps = cluster.start("ps", 0)
+    elsewhere = [f"--ps_hosts={ports.addresses(1)[0]}", f"--worker_hosts={ports.addresses(1)[0]}"]
+    worker = cluster.start("worker", 0, "--job_name=worker", "--task_index=0", *elsewhere)
+    for task in (ps, worker):
+        task.wait_for("^Still waiting for response from worker")
+        task.signal(signal.SIGINT)
+    for task in (ps, worker):
+        task.ends_with(130)
+        assert "Traceback" not in task.text
+
+
+def test_ctrl_c_to_one_worker_lets_the_others_finish(cluster: ByHand, gate: Gate, tmp_path: Path) -> None:
+    """By hand nobody restarts it: the ps must not wait for it to come back."""
+    flags = ("--mode=sync", f"--run_dir={tmp_path / 'run'}", *cluster.hosts)
+    ps = cluster.start("ps", 0, "--job_name=ps", "--task_index=0", *flags)
+    at_the_gate = ("--gate", f"1:5:{gate.path}")
+    chief, one = (
+        cluster.start("worker", i, "--job_name=worker", f"--task_index={i}", *flags, script=at_the_gate) for i in (0, 1)
+    )
+    gate.arrival()
+    one.signal(signal.SIGINT)
+    one.ends_with(130)
+    for task in (chief, ps):
+        task.ends_with(0)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["lost"] == ["worker:1"] and summary["workers"][0]["steps"] == 40
+    assert summary["global_step"] == 40

@@ -1,0 +1,144 @@
+"""Arrows point one way, hazards have one door, deciding code is pure: read off the source, nothing is run."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "paceline"
+
+# Who may import whom, in the order data flows; a folder may always import itself.
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "version": set(),
+    "cluster": {"errors"},
+    "params": {"errors"},
+    "views": {"params"},
+    "modes": {"errors"},
+    "wire": {"errors", "params"},
+    "transport": {"errors", "params", "wire"},
+    "telemetry": {"errors", "cluster"},
+    "checkpoint": {"errors", "params"},
+    "server": {"errors", "cluster", "params", "views", "modes", "wire", "transport", "telemetry"},
+    "worker": {
+        "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint",
+    },
+    "datasets": {"errors"},
+    "models": {"errors"},
+    "launchers": {
+        "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "server",
+        "worker", "datasets", "models", "",
+    },
+    "lab": {
+        "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
+        "datasets", "models", "launchers", "",
+    },
+    "cli": {
+        "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
+        "datasets", "models", "",
+    },
+    "": {"version", "cluster", "errors", "launchers", "worker", "cli"},  # the package itself: its public names
+}  # fmt: skip
+
+PURE = ["modes", "cluster/membership.py", "server/state.py", "server/rounds.py", "server/budget.py", "lab/tables.py"]
+IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
+
+# One door a hazard: the only places that may import or name it.
+DOORS: dict[str, tuple[str, ...]] = {
+    "socket": ("transport/", "launchers/ports.py", "launchers/task.py", "telemetry/", "lab/", "datasets/download.py"),
+    "subprocess": ("launchers/", "lab/"),
+    "torch": ("server/shard.py", "worker/torch", "worker/preparation.py", "worker/data.py", "worker/context.py",
+              "views.py", "models/", "lab/", "launchers/demos/"),
+    "ctypes": ("launchers/entry.py",),
+}  # fmt: skip
+ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")
+FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}
+FORBIDDEN_CALLS = re.compile(r"\btorch\.(load|save)\(|(?<![\w.])(eval|exec)\(|shell=True|recv_pyobj")
+
+
+def sources() -> list[Path]:
+    return sorted(p for p in ROOT.rglob("*.py"))
+
+
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    if len(parts) > 1:
+        return parts[0]
+    return "" if parts[0] in ("__init__.py", "__main__.py") else parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "paceline":
+                yield from ((node.lineno, f"paceline.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_point_one_way(path: Path) -> None:
+    here = folder_of(path)
+    assert here in ARROWS, f"{here} is a new folder: say in ARROWS whom it may import"
+    for line, name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "paceline":
+            continue
+        there = parts[1] if len(parts) > 1 else ""
+        if there not in ARROWS:
+            there = ""  # a public name of the package
+        assert there == here or there in ARROWS[here], (
+            f"{path.name}:{line}: {here or 'paceline'} must not import {there}"
+        )
+
+
+def test_the_arrows_have_no_cycle() -> None:
+    left = {name: set(targets) - {""} for name, targets in ARROWS.items() if name}
+    while left:
+        free = [name for name, targets in left.items() if not targets & left.keys()]
+        assert free, f"a cycle among {sorted(left)}"
+        for name in free:
+            del left[name]
+
+
+def is_deciding(path: Path) -> bool:
+    relative = path.relative_to(ROOT).as_posix()
+    return any(relative == pure or relative.startswith(pure + "/") for pure in PURE)
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if is_deciding(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_deciding_code_is_pure(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    for line, name in imports(path):
+        assert name.split(".")[0] not in IMPURE_MODULES, f"{relative}:{line}: pure code imports {name}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_one_door_per_hazard(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    for line, name in imports(path):
+        top = name.split(".")[0]
+        assert top not in FORBIDDEN_IMPORTS, f"{relative}:{line}: {name} can execute what it reads"
+        if top in DOORS:
+            assert relative.startswith(DOORS[top]), f"{relative}:{line}: {top} belongs to {DOORS[top]}"
+    text = path.read_text()
+    if not relative.startswith(ENVIRONMENT):
+        named = {ast.unparse(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+        read = named & {"os.environ", "os.getenv", "sys.argv"}
+        assert not read, f"{relative}: {read} belongs to {ENVIRONMENT}"
+    found = FORBIDDEN_CALLS.search(text)
+    assert not found, f"{relative}: {found and found.group()}"
+
+
+def test_framework_free_files_stay_so() -> None:
+    for name in ("worker/client.py", "worker/link.py", "worker/slots.py", "worker/kv.py", "worker/saving.py"):
+        assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_module_says_what_it_answers(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path.name} has no docstring"

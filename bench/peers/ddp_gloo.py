@@ -31,9 +31,10 @@ def model_of_document_000() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(784, 100), nn.Sigmoid(), nn.Linear(100, 10))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for layer in (model[0], model[2]):
-            layer.weight.normal_(0.0, 1.0, generator=generator)
-            layer.bias.zero_()
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0.0, 1.0, generator=generator)
+                layer.bias.zero_()
     return model
 
 
@@ -58,7 +59,7 @@ def trainer(folder: Path | None) -> Callable[[int], None]:
         for _ in range(steps):
             batch = torch.randint(0, count, (BATCH,), generator=generator)
             optimizer.zero_grad()
-            functional.cross_entropy(ddp(images[batch]), labels[batch]).backward()
+            functional.cross_entropy(ddp(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     return train

@@ -5,6 +5,7 @@ Imported by the conftest of tests/integration and of tests/fault.
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,25 @@ from paceline.launchers.ports import Reserved
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Starts processes; the test fails when one of them, or one that they started, survives it."""
+@contextmanager
+def started_processes(folder: Path) -> Iterator[Processes]:
+    """Starts processes in a folder; fails when one of them, or one that they started, survives."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's `&` has it ignored, and children inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    started = Processes(tmp_path)
+    started = Processes(folder)
     try:
         yield started
         left = started.survivors()
     finally:
         started.kill()
+        started.print_all()
     assert not left, f"these processes survived the test: {left}"
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with started_processes(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture

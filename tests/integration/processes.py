@@ -4,9 +4,10 @@ Used through the fixture `processes` by tests/integration and tests/fault. Must 
 for ends and for arrivals at a gate.
 """
 
+import json
 import os
+import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,31 +30,32 @@ OURS = ("PACELINE_", "TF_CONFIG", "OMP_NUM_THREADS", "CI", "COLUMNS", "FORCE_COL
 class Process:
     """One process that a test has started, and what it has printed so far."""
 
-    def __init__(self, command: list[str], cwd: Path, environ: dict[str, str], name: str) -> None:
+    def __init__(self, command: list[str], cwd: Path, environ: dict[str, str], name: str, in_terminal: bool) -> None:
         self.name = name
         self._deadline = time.monotonic() + DEADLINE_S
         self._news = threading.Condition()
         self._lines: list[str] = []
         self._is_read = False
+        ours, theirs = pty.openpty() if in_terminal else os.pipe()
         self.popen = subprocess.Popen(
             command,
             cwd=cwd,
             env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            stdin=theirs if in_terminal else subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
             start_new_session=True,
         )
+        os.close(theirs)
+        self._output = open(ours, encoding="utf-8", errors="replace")  # noqa: SIM115 (the thread closes it)
         threading.Thread(target=self._read, daemon=True, name=f"read-{name}").start()
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            with self._news:
-                self._lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+        with self._output, suppress(OSError):  # Linux: EIO when the last process has left the terminal
+            for line in self._output:
+                with self._news:
+                    self._lines.append(line.rstrip("\n"))
+                    self._news.notify_all()
         with self._news:
             self._is_read = True
             self._news.notify_all()
@@ -119,19 +122,28 @@ class Processes:
         own = {"PATH": path, "XDG_CONFIG_HOME": str(self.folder / "config"), MARK: self._mark, "OMP_NUM_THREADS": "1"}
         return {**plain, **own, **extra}
 
-    def start(self, *command: object, name: str = "", cwd: Path | None = None, **extra: str) -> Process:
+    def start(
+        self, *command: object, name: str = "", cwd: Path | None = None, in_terminal: bool = False, **extra: str
+    ) -> Process:
         """Start a command; `extra` goes into its environment."""
         words = [str(word) for word in command]
-        process = Process(words, cwd or self.folder, self.environ(**extra), name or " ".join(words[:3]))
+        name = name or " ".join(words[:3])
+        process = Process(words, cwd or self.folder, self.environ(**extra), name, in_terminal)
         self._started.append(process)
         return process
 
-    def paceline(self, *words: object, name: str = "", **extra: str) -> Process:
-        return self.start(BIN / "paceline", *words, name=name or f"paceline {words[0] if words else ''}", **extra)
+    def paceline(self, *words: object, name: str = "", in_terminal: bool = False, **extra: str) -> Process:
+        name = name or f"paceline {words[0] if words else ''}"
+        return self.start(BIN / "paceline", *words, name=name, in_terminal=in_terminal, **extra)
 
     def bash(self, text: str, cwd: Path | None = None, **extra: str) -> Process:
         """A script of the documents, as they print it."""
         return self.start("bash", "-c", text, name="bash", cwd=cwd, **extra)
+
+    def print_all(self) -> None:
+        """What every process has said; pytest shows it when the test has failed."""
+        for process in self._started:
+            print(f"--- {process.name} (exit code {process.popen.returncode})\n{process.text}")
 
     def alive(self) -> list[psutil.Process]:
         """Every process with our mark that still runs."""
@@ -143,6 +155,14 @@ class Processes:
             except psutil.Error:
                 continue
         return found
+
+    def task(self, job: str, index: int) -> psutil.Process:
+        """The process that the launcher has started for a task."""
+        for process in self.alive():
+            handed = process.environ().get("PACELINE_TASK", "")
+            if handed and json.loads(handed)["task"] == {"job": job, "index": index}:
+                return process
+        raise AssertionError(f"no process is {job}:{index}")
 
     def survivors(self) -> list[str]:
         """What is left after the time in which everything should be gone; it is killed."""
@@ -203,18 +223,3 @@ def is_listening(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
-
-
-def read_all(descriptor: int) -> str:
-    """What comes out of a terminal until its other end is closed."""
-    parts = []
-    deadline = time.monotonic() + DEADLINE_S
-    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        try:
-            part = os.read(descriptor, 1 << 16)
-        except OSError:  # Linux says so when the last process has closed the terminal
-            break
-        if not part:
-            break
-        parts.append(part)
-    return b"".join(parts).decode(errors="replace")

@@ -3,12 +3,14 @@
 import json
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from processes import Gate, Process, Processes, is_listening
 
 from paceline.launchers.ports import Reserved
+from paceline.server.service import REJOIN_S
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -133,8 +135,10 @@ def test_ctrl_c_to_one_worker_lets_the_others_finish(cluster: ByHand, gate: Gate
     gate.arrival()
     one.signal(signal.SIGINT)
     one.ends_with(130)
+    interrupted_s = time.monotonic()
     for task in (chief, ps):
         task.ends_with(0)
+    assert time.monotonic() - interrupted_s < REJOIN_S / 2
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["lost"] == ["worker:1"] and summary["workers"][0]["steps"] == 40
     assert summary["global_step"] == 40

@@ -71,13 +71,26 @@ class Pipe:
 
     def end(self, keep: int | None = None) -> None:
         """Nothing more is sent; of what is on its way the first `keep` arrive (None: as the dice say)."""
-        if self.is_ended:
-            return
-        self.is_ended = True
         kept = self._world.random.randint(0, len(self._pending)) if keep is None else keep
         while len(self._pending) > kept:
             self._pending.pop()
+        if self.is_ended:
+            return
+        self.is_ended = True
         self._world.at(max(self._last, self._world.now) + self._world.delay(), self._on_end)
+
+
+class Outbox:
+    """What is put here is sent by the connection's own thread, when it comes to it."""
+
+    def __init__(self, world: World, service: Any, connection: "Connection") -> None:
+        self._world = world
+        self._service = service
+        self._connection = connection
+
+    def put(self, answer: Any) -> None:
+        if answer is not None:
+            self._world.after(self._world.delay(), self._service.send_late, self._connection.peer, answer, False)
 
 
 class Connection:
@@ -91,7 +104,8 @@ class Connection:
         self.stream = self
         self.arenas: list[Any] = []
         self.payload: Any = None
-        self.peer = Peer(self)  # type: ignore[arg-type]
+        self.peer = Peer(self, outbox=Outbox(world, service, self))  # type: ignore[arg-type]
+        self._world = world
         self._service = service
         self.up = Pipe(world, self._deliver, lambda: service.ended(self))
         self.down = Pipe(world, on_frame, on_end)
@@ -142,5 +156,6 @@ class Connection:
         into.content = self.payload
 
     def shutdown(self) -> None:
-        self.up.end(keep=0)
+        """The ps ends it; its thread may have a last frame in its hands."""
+        self.up.end(keep=self._world.random.randint(0, 1))
         self.down.end()

@@ -4,6 +4,7 @@ Only three things are replaced: frames come from the simulated network, a connec
 shard holds no numbers: a slot remembers whose gradient lies in it, and an update writes down what it read there.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from sim_network import Connection, World
@@ -72,6 +73,9 @@ class Ledger:
     def new_slot(self) -> Slot:
         return Slot()
 
+    def slots(self) -> tuple[list[Any], list[Any]]:
+        return [], []
+
     def apply(self, slots: list[Slot]) -> None:
         if not all(s.memory.is_open for s in slots):
             self._world.faults.append(f"ps:{self._index} read a slot that was freed")
@@ -124,17 +128,16 @@ class SimService(Service):
         except (ConnectionLost, KeyError) as error:
             self.world.faults.append(f"{self.name} broke at the end of {connection.peer.key}: {error!r}")
 
-    def _answer(self, answers: list[tuple[Peer, Answer]], mine: Peer | None, is_pull: bool = False) -> None:
+    def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         """Answers leave without the lock, so anything may happen between the decision and the sending."""
-        for peer, answer in answers:
-            if self.world.chance(0.5):
-                self.world.after(self.world.delay(), self._send_late, peer, answer, is_pull)
-            else:
-                self._send_late(peer, answer, is_pull)
+        if self.world.chance(0.5):
+            self.world.after(self.world.delay(), self.send_late, peer, answer, is_pull)
+        else:
+            super()._send(peer, answer, is_pull)
 
-    def _send_late(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
-        if not peer.channel.down.is_ended:  # type: ignore[attr-defined]
-            self._send(peer, answer, is_pull)
+    def send_late(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
+        with suppress(ConnectionLost):
+            super()._send(peer, answer, is_pull)
 
     def _await_round(self, peer: Peer) -> None:
         """The connection's thread waits; here the answer finds its own way."""

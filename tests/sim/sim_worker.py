@@ -86,6 +86,7 @@ class Worker:
         self.has_ticket = False
         self.is_alive = True
         self.is_done = False
+        self.is_started = False
         self.error: PacelineError | None = None
         self.outcomes: dict[int, Outcome] = {}
         self._gradient: Gradient | None = None
@@ -178,7 +179,6 @@ class Worker:
         for link in self.links[1:]:
             yield from self.close(link)
         closed = yield from self.close(self.links[0])
-        yield from self.pull()
         if closed is not None and closed.is_last:
             yield from self.save()
 
@@ -187,7 +187,7 @@ class Worker:
         for link in self.links:
             reply = yield from self.request(m.Fetch("slots"), link)
             versions.append(reply.version)
-        if self.cluster.has_rounds and len(set(versions)) > 1:
+        if self.cluster.has_rounds and len(set(versions)) > 1 and self.cluster.is_alone(self):
             self.world.faults.append(f"{self.name} saved a checkpoint of versions {versions}")
 
     # --- joining ----------------------------------------------------------------------------------------------
@@ -200,6 +200,7 @@ class Worker:
         self.links.sort(key=lambda each: each.index)
         started = yield from self.request(m.Start())
         assert isinstance(started, m.Started)
+        self.is_started = True
         yield from self.carry(started.decisions)
 
     def join_one(self, link: Link) -> Doing:

@@ -13,6 +13,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="What to measure: over
 Reps = Annotated[int | None, typer.Option("--reps", help="Interleaved repetitions.  [default: 7, with --quick 3]")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Steps a segment.  [default: 300, with --quick 100]")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter: to see that it works, not to believe it.")]
+Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only the rows that have TEXT in their title.")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Where results and logs go.")]
 
 
@@ -22,7 +23,9 @@ def lab() -> None:
 
 
 @app.command("run")
-def run(name: Name, reps: Reps = None, steps: Steps = None, quick: Quick = False, out: Out = "runs/lab") -> None:
+def run(
+    name: Name, reps: Reps = None, steps: Steps = None, quick: Quick = False, only: Only = "", out: Out = "runs/lab"
+) -> None:
     """Measure a matrix of scenarios side by side, print its table and write its result file."""
     from paceline.lab.run import Request, main
     from paceline.lab.scenario import Amounts
@@ -32,4 +35,4 @@ def run(name: Name, reps: Reps = None, steps: Steps = None, quick: Quick = False
         reps=default_reps if reps is None else reps,
         steps=default_steps if steps is None else steps,
     )
-    raise typer.Exit(main(Request(matrix=name, amounts=amounts, out=out)))
+    raise typer.Exit(main(Request(matrix=name, amounts=amounts, out=out, only=only)))

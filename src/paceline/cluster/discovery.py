@@ -55,6 +55,7 @@ class _Handed(msgspec.Struct, frozen=True):
     task: Task
     incarnation: int
     settings: Settings
+    source: str = "launcher"  # else how `paceline serve` found it, for the script in its own process
 
 
 def discover(
@@ -92,7 +93,13 @@ def discover(
 
 def encode_for_child(assignment: Assignment) -> dict[str, str]:
     """Return the two environment variables from which a child's discover() makes the same assignment."""
-    handed = _Handed(assignment.cluster.as_dict(), assignment.task, assignment.incarnation, assignment.settings)
+    handed = _Handed(
+        assignment.cluster.as_dict(),
+        assignment.task,
+        assignment.incarnation,
+        assignment.settings,
+        assignment.source,
+    )
     return {TASK_VARIABLE: msgspec.json.encode(handed).decode(), SECRET_VARIABLE: assignment.secret.hex()}
 
 
@@ -109,7 +116,7 @@ def _from_launcher(environ: Mapping[str, str]) -> Assignment:
     spec = ClusterSpec(handed.cluster)
     task = _task(spec, handed.task.job, handed.task.index)
     check(handed.settings, spec)
-    return Assignment(spec, task, handed.incarnation, handed.settings, secret, "launcher")
+    return Assignment(spec, task, handed.incarnation, handed.settings, secret, handed.source)
 
 
 def _from_argument(cluster: ClusterSpec | Mapping[str, Addresses] | None, given: Mapping[str, str]) -> _Place | None:

@@ -5,15 +5,16 @@ Must never correct a value: it says what would be right.
 """
 
 import math
+from collections.abc import Collection
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
+from paceline.modes import MODES
+from paceline.params.placement import PLACEMENTS
+from paceline.transport import LANES
 
-MODES = ("async", "sync")
-PLACEMENTS = ("bytes", "round_robin", "greedy")
-LANES = ("auto", "inproc", "shm", "tcp")
 DATA = ("shard", "full")
 
 
@@ -25,7 +26,7 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_jobs(cluster)
     _one_of("mode", settings.mode, MODES)
     _one_of("placement", settings.placement, PLACEMENTS)
-    _one_of("lane", settings.lane, LANES)
+    _one_of("lane", settings.lane, ["auto", *LANES])
     _one_of("data", settings.data, DATA)
     _check_replicas(settings, len(cluster.workers))
     _positive("lease_s", settings.lease_s)
@@ -45,7 +46,7 @@ def _check_jobs(cluster: ClusterSpec) -> None:
         raise UsageError(f"The cluster has no job worker or chief (its jobs: {jobs}); nobody would train.")
 
 
-def _one_of(flag: str, value: str, valid: tuple[str, ...]) -> None:
+def _one_of(flag: str, value: str, valid: Collection[str]) -> None:
     if value not in valid:
         raise UsageError(f"Unknown {flag} {value!r}; {hint(value, valid)}.")
 

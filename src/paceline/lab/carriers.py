@@ -107,7 +107,7 @@ def through_ps(orders: Orders, size_bytes: int) -> None:
     parameters = filled(plan.total_bytes)
     first = bytes(parameters)
     client = Client(ctx.identity(), True, layout, plan, parameters, ctx.say)
-    client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"")
+    client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"", lambda: None)
     link = client.links[0]
     exchange = staging(link, filled(plan.total_bytes))
     parameters[:] = bytes(plan.total_bytes)
@@ -143,7 +143,7 @@ def staging(link: Link, gradient: memoryview) -> Exchange:
 def _await(link: Link, push_id: int, outcome: Outcome) -> None:
     while True:
         try:
-            told = link.answer(push_id).outcome
+            told = link.frame(push_id).outcome
             break
         except WaitTimeout:
             continue

@@ -23,7 +23,7 @@ class Orders:
         os.dup2(2, 1)
 
     def obey(self, steps: Callable[[int], None]) -> None:
-        """Until the lab closes stdin: run so many steps untimed, then so many timed. `steps` returns when all is done."""
+        """Until the lab closes stdin: so many steps untimed, then so many timed; `steps` returns when all is done."""
         self._say(Reply())
         for line in iter(sys.stdin.readline, ""):
             untimed, timed = map(int, line.split())

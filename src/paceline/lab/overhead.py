@@ -1,6 +1,6 @@
 """WHAT does a parameter server cost? Step times of document 000's recipe as ratios to one process, and the carriers.
 
-A matrix of the lab: `paceline lab run overhead`. Pure; the bars are those that the project has set itself for two cores.
+A matrix of the lab: `paceline lab run overhead`. Pure; the bars are the project's own, for two cores.
 """
 
 from paceline.lab.scenario import Kind, Matrix, Row, Scenario

@@ -50,6 +50,14 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
 
 
+def only(matrix: Matrix, text: str) -> Matrix:
+    """The rows whose title has `text` in it, with the A/A row and what they need."""
+    rows = tuple(row for row in matrix.rows if row.is_noise or text.lower() in row.title.lower())
+    needed = {name for row in rows for name in (row.scenario, row.beside)}
+    scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
+    return Matrix(name=matrix.name, scenarios=scenarios, rows=rows)
+
+
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 

@@ -13,8 +13,8 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.lab.processes import Failed, Group, Process
 from paceline.lab.scenario import Kind, Scenario
-from paceline.telemetry.paths import RunPaths
 from paceline.launchers.ports import Reserved
+from paceline.telemetry.paths import RunPaths
 
 ENTRY = (sys.executable, "-P", "-m", "paceline.launchers.entry", "--parent")
 WORKER = "paceline.lab.worker_script"

@@ -57,7 +57,7 @@ def trainer(
         for _ in range(steps):
             batch = torch.randint(0, count, (BATCH,), generator=generator)
             optimizer.zero_grad()
-            functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     return train

@@ -50,7 +50,7 @@ def become(assignment: Assignment, program: Program | None) -> int:
     if program is None:
         return guarded(lambda: serve(assignment))
     code = guarded(lambda: execute(program))
-    closing = guarded(lambda: close(is_ok=code == EXIT_OK))
+    closing = guarded(lambda: close(code))
     return code or closing
 
 
@@ -60,10 +60,10 @@ def serve(assignment: Assignment) -> None:
     serve_ps(assignment)
 
 
-def close(is_ok: bool) -> None:
+def close(code: int) -> None:
     from paceline.launchers.task import finish
 
-    finish(is_ok)
+    finish(is_ok=code == EXIT_OK, is_interrupted=code == EXIT_INTERRUPTED)
 
 
 def execute(program: Program) -> None:

@@ -16,9 +16,9 @@ from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
 from paceline.launchers import closing, ports
 from paceline.launchers.entry import Program, check_program
-from paceline.telemetry.paths import RunPaths, new_run_dir
 from paceline.launchers.supervisor import Patience, Run, supervise
 from paceline.telemetry.lines import cluster_lines
+from paceline.telemetry.paths import RunPaths, new_run_dir
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

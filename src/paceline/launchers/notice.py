@@ -14,18 +14,20 @@ TRY_S = 10.0
 PAUSE_S = 0.2
 
 
-def tell_lost(cluster: ClusterSpec, secret: bytes, task: Task, lane: str = "auto") -> bool:
-    """Tell every ps; True when all were told."""
-    told = [_tell(cluster.address(ps), secret, cluster.worker_index(task), lane) for ps in cluster.ps]
+def tell_lost(cluster: ClusterSpec, secret: bytes, task: Task, lane: str = "auto", try_s: float = TRY_S) -> bool:
+    """Tell every ps, each tried for so long and at least once; True when all were told."""
+    told = [_tell(cluster.address(ps), secret, cluster.worker_index(task), lane, try_s) for ps in cluster.ps]
     return all(told)
 
 
-def _tell(address: str, secret: bytes, worker: int, lane: str) -> bool:
-    deadline = time.monotonic() + TRY_S
-    while time.monotonic() < deadline:
+def _tell(address: str, secret: bytes, worker: int, lane: str, try_s: float) -> bool:
+    deadline = time.monotonic() + try_s
+    while True:
         try:
             channel = connect(address, lane, secret)
         except ClusterError:
+            if time.monotonic() >= deadline:
+                return False
             time.sleep(PAUSE_S)  # it may not listen yet; nobody can wake us
             continue
         try:
@@ -35,4 +37,3 @@ def _tell(address: str, secret: bytes, worker: int, lane: str) -> bool:
             return False  # it ended meanwhile
         finally:
             channel.close()
-    return False

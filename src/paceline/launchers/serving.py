@@ -12,13 +12,13 @@ import msgspec
 
 from paceline.cluster.discovery import Assignment
 from paceline.errors import UsageError, WaitTimeout
-from paceline.telemetry.paths import RunPaths
 from paceline.launchers.ports import by_whom
 from paceline.modes import make as make_mode
 from paceline.params.arena import has_shared_memory
 from paceline.server.core import Core, PsConfig
 from paceline.server.service import Service
 from paceline.telemetry import lines, read, summary
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
 from paceline.transport.base import split
 
@@ -60,6 +60,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     ticks = _Ticks(assignment, sink, say)
     began = time.monotonic()
     try:
+        ticks.tick(service.core)  # the waiting lines at once
         service.run(ticks.tick)
     finally:
         core = service.core

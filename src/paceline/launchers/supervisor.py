@@ -25,8 +25,8 @@ from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.entry import Program
 from paceline.launchers.live import View, make_view
 from paceline.launchers.notice import tell_lost
-from paceline.telemetry.paths import RunPaths
 from paceline.telemetry import read, summary
+from paceline.telemetry.paths import RunPaths
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import TracebackType
 
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.spec import Addresses, ClusterSpec
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
+from paceline.launchers.notice import tell_lost
 from paceline.launchers.ports import by_whom
 from paceline.telemetry import lines
 from paceline.transport.base import split
@@ -47,6 +49,8 @@ def init(
     1
     """
     given = getattr(_here, "assignment", None)
+    if given is None:
+        _let_errors_set_the_exit_code()
     argv = sys.argv[1:] if mode is None else [f"--mode={mode}", *sys.argv[1:]]  # the last one counts
     assignment: Assignment | None = given or discover(cluster=cluster, flags=flags, argv=argv)
     if assignment is None:
@@ -61,6 +65,10 @@ def init(
         _here.contexts.append(context)
         return context
     announce(assignment)
+    if mode not in (None, assignment.settings.mode):
+        flush_line(
+            f"This script's own mode is {mode}, but the cluster was started with mode {assignment.settings.mode}"
+        )
     _reserve(assignment)
     context = Context(assignment, flush_line)
     _contexts.append(context)
@@ -92,14 +100,42 @@ def serve_ps(assignment: Assignment) -> None:
     serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
 
 
-def finish(is_ok: bool) -> None:
+def finish(is_ok: bool, is_interrupted: bool = False) -> None:
     """After the script: close what it left open. After a failure without a word, so that the ps sees a death."""
     while _contexts:
-        _contexts.pop().close(is_ok)
+        context = _contexts.pop()
+        context.close(is_ok)
+        if is_interrupted:
+            _say_goodbye(context)
 
 
 def _close_at_exit(context: Context) -> None:
-    context.close(is_ok=sys.exc_info()[0] is None and not getattr(sys, "last_value", None))
+    error = getattr(sys, "last_value", None)
+    if context in _contexts:
+        finish(is_ok=error is None, is_interrupted=isinstance(error, KeyboardInterrupt))
+
+
+def _say_goodbye(context: Context) -> None:
+    """Whoever pressed Ctrl+C at a task started by hand does not start it again: the ps need not wait for it."""
+    assignment = context.assignment
+    if assignment is not None and assignment.source != "launcher" and assignment.task in assignment.cluster.workers:
+        tell_lost(assignment.cluster, assignment.secret, assignment.task, assignment.settings.lane, try_s=0.0)
+
+
+def _let_errors_set_the_exit_code() -> None:
+    """In a script started directly: a UsageError is one sentence, and our errors end it with their own exit codes."""
+    if sys.excepthook is not sys.__excepthook__:
+        return  # somebody else's, or ours
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UsageError):
+            print(f"paceline: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+        if isinstance(error, PacelineError):
+            raise SystemExit(error.exit_code)
+
+    sys.excepthook = hook
 
 
 def _quiet(line: str) -> None:

@@ -8,11 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from paceline.cluster.membership import Membership
+from paceline.errors import ConnectionLost
 from paceline.modes.base import Mode
 from paceline.server.budget import Budget
 from paceline.server.shard import Shard, Slot
@@ -21,7 +23,7 @@ from paceline.telemetry.records import PsReport
 from paceline.transport.channel import Channel
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Flag
-from paceline.wire.messages import Carried, Done, Failed, Ticket, encode
+from paceline.wire.messages import Carried, Done, Failed, Reply, Ticket, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,23 @@ class Core:
                     slot.arena.close()
         return answers
 
+    def tell(self, peer: Peer, message: Reply) -> None:
+        """Answer somebody who waited. If it is gone, its own thread sees that, and nobody else suffers for it."""
+        with suppress(ConnectionLost):
+            peer.channel.say(message)
+
+    def is_late(self, flags: int) -> bool:
+        """Whether this is a step of ctx.steps(total) that comes when the cluster has made them all."""
+        if self.budget is None or not flags & Flag.WANTS_TICKET:
+            return False
+        return self.budget.is_spent(self.state.version)
+
     def ticket_flag(self, peer: Peer) -> int:
         """Whether this worker may compute one more step, for the answer that is about to leave."""
         if self.budget is None or not peer.wants_ticket or peer.key is None:
             return 0
+        if self.peers.get(peer.key) is not peer:
+            return 0  # it left since it was answered; nobody would bring this ticket back
         if self.config.mode.has_rounds:
             return Flag.TICKET if self.budget.grant_round(self.state.version) else 0
         return Flag.TICKET if self.budget.grant(peer.key[0], self.state.version) else 0
@@ -115,15 +130,16 @@ class Core:
             is_spent = self.budget.is_spent(version)
             if is_granted or is_spent:
                 del self.ticket_waiters[key]
-                peer.channel.say(Ticket(is_granted, is_spent, version))
+                self.tell(peer, Ticket(is_granted, is_spent, version))
 
     def release_barrier(self) -> list[Action]:
-        """Let everybody out when every live worker is in."""
-        if not self.in_barrier or {k[0] for k in self.in_barrier} < set(self.members.live):
+        """Let everybody out when every live worker is in, or waits for a ticket that somebody inside may hold."""
+        waiting = {key[0] for key in (*self.in_barrier, *self.ticket_waiters)}
+        if not self.in_barrier or not waiting >= set(self.members.live):
             return []
         for key, peer in self.in_barrier.items():
             self.members.resume(key[0])
-            peer.channel.say(Done())
+            self.tell(peer, Done())
         self.in_barrier.clear()
         return []
 
@@ -153,7 +169,7 @@ class Core:
 
     def fail_starters(self, reason: str) -> None:
         for peer in self.starters.values():
-            peer.channel.say(Failed(reason))
+            self.tell(peer, Failed(reason))
         self.starters.clear()
 
     def report(self) -> PsReport:

@@ -7,10 +7,11 @@ Refusals are raised as PacelineError and become a `Failed` reply; nothing here b
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from paceline.cluster.membership import Phase
-from paceline.errors import ProtocolError, Refused
+from paceline.errors import ConnectionLost, ProtocolError, Refused
 from paceline.params.layout import difference
 from paceline.params.placement import place
 from paceline.server.budget import Budget
@@ -67,9 +68,10 @@ class Desk:
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
             reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
-        peer.channel.say(reply)
-        if peer.channel.shares_memory:
-            peer.channel.stream.send_arenas(arenas)
+        with suppress(ConnectionLost):  # its own thread sees that; `answers` are for others
+            peer.channel.say(reply)
+            if peer.channel.shares_memory:
+                peer.channel.stream.send_arenas(arenas)
         return answers
 
     def _check(self, join: m.Join) -> None:
@@ -83,7 +85,8 @@ class Desk:
                 f"worker:{join.worker} expects {join.num_ps} ps and placement {join.placement}, "
                 f"this cluster has {core.config.num_ps} and {core.config.placement}"
             )
-        if core.members[join.worker].phase is Phase.CLOSED:
+        # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
+        if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
             raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
         if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
             raise Refused("this worker's model differs from the one that is trained:\n" + "\n".join(lines))
@@ -127,13 +130,15 @@ class Desk:
             core.is_started = True
         for peer in core.starters.values():
             decisions = core.state.rounds.open_decisions
-            peer.channel.say(m.Started(self._seed, core.state.version, decisions))
+            core.tell(peer, m.Started(self._seed, core.state.version, decisions))
         core.starters.clear()
 
     def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
         peer.watches = (message.worker, message.incarnation)
         with self.core.lock:
             self.core.watches[peer.watches] = peer
+            # The lease begins now: making the shard for its Join may have taken longer than a lease.
+            self.core.members.heard(*peer.watches, time.monotonic())
         peer.channel.say(m.Done())
         return []
 
@@ -158,7 +163,7 @@ class Desk:
         with self.core.lock:
             self.core.members.pause(self._worker(peer))
             answers = self.core.perform(self.core.state.changed())
-        peer.channel.say(m.Done())
+        self.core.tell(peer, m.Done())
         return answers
 
     def resume(self, peer: Peer, message: m.Resume, frame: Frame) -> Answers:
@@ -188,6 +193,7 @@ class Desk:
             assert peer.key is not None
             core.ticket_waiters[peer.key] = peer
             core.release_tickets()
+            core.release_barrier()
         return []
 
     def fetch(self, peer: Peer, message: m.Fetch, frame: Frame) -> Answers:
@@ -265,7 +271,7 @@ class Desk:
             self._on_report(f"worker:{worker}", message.report)
         for index, report in enumerate(message.ps_reports, start=1):
             self._on_report(f"ps:{index}", report)
-        peer.channel.say(reply)
+        core.tell(peer, reply)
         return answers
 
     def lost(self, peer: Peer, message: m.Lost, frame: Frame) -> Answers:
@@ -280,7 +286,7 @@ class Desk:
                 answers += core.perform(core.state.changed())
                 core.release_barrier()
                 self.release_starters()
-        peer.channel.say(m.Done())
+        core.tell(peer, m.Done())
         return answers
 
     def stop(self, peer: Peer, message: m.Stop, frame: Frame) -> Answers:

@@ -11,6 +11,7 @@ Started by launchers/task. The way of a push:
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from paceline.errors import AuthenticationError, ConnectionLost, PacelineError, ProtocolError
 from paceline.server.core import Core, Peer, PsConfig
@@ -173,7 +174,9 @@ class Service:
         key = self._receive(peer, frame)
         core = self.core
         with core.lock:
-            actions = core.state.push(key, frame.push_id, frame.version, not frame.flags & Flag.NOT_FINITE)
+            self._check_current(peer)
+            is_finite = not frame.flags & Flag.NOT_FINITE
+            actions = core.state.push(key, frame.push_id, frame.version, is_finite, core.is_late(frame.flags))
             answers = core.perform(actions)
             if core.ticket_waiters:
                 core.release_tickets()
@@ -184,6 +187,7 @@ class Service:
     def _stage(self, peer: Peer, frame: Frame) -> None:
         key = self._receive(peer, frame)
         with self.core.lock:
+            self._check_current(peer)
             answers = self.core.perform(self.core.state.stage(key, frame.push_id, frame.version))
         self._answer(answers, peer)
 
@@ -193,6 +197,7 @@ class Service:
         decisions = carried.decisions if isinstance(carried, Carried) else ()
         core = self.core
         with core.lock:
+            self._check_current(peer)
             answers = core.perform(core.state.carry(key, frame.push_id, decisions))
             if frame.flags & Flag.INTO_SLOT and peer.slot is not None and core.shard is not None:
                 peer.slot.memory[:] = core.shard.memory
@@ -221,6 +226,11 @@ class Service:
             raise ProtocolError(f"a frame of worker:{frame.worker} on a connection of {peer.key}")
         return frame.worker, frame.incarnation
 
+    def _check_current(self, peer: Peer) -> None:
+        """A frame that was in our hands when its worker was dropped, or connected again, comes too late."""
+        if peer.key is None or self.core.peers.get(peer.key) is not peer:
+            raise ConnectionLost("this worker was given up, or has connected again")
+
     def _await_round(self, peer: Peer) -> None:
         answer = peer.outbox.get()
         if answer is None:
@@ -232,12 +242,8 @@ class Service:
     def _answer(self, answers: Answers, mine: Peer | None, is_pull: bool = False) -> None:
         for peer, answer in answers:
             if peer is mine or peer.channel.shares_memory:
-                try:
+                with suppress(ConnectionLost):  # its own thread sees the end too; the others are still to be answered
                     self._send(peer, answer, is_pull)
-                except ConnectionLost:
-                    if peer is mine:
-                        raise
-                    # its own thread sees the end too, and lets the state know
             else:
                 peer.outbox.put(answer)
 

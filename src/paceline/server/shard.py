@@ -171,11 +171,10 @@ class Shard:
         for block in self.blocks:
             assert block.optimizer is not None
             for piece, parameter in zip(block.pieces, block.parameters, strict=True):
-                state = block.optimizer.state[parameter] if entries else {}
-                state.clear()
+                block.optimizer.state.pop(parameter, None)
                 for entry in entries:
                     if entry.tensor == piece.tensor and entry.start <= piece.start and piece.stop <= entry.stop:
-                        state[entry.slot] = _cut(entry, piece, data)
+                        block.optimizer.state[parameter][entry.slot] = _cut(entry, piece, data)
 
 
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:

@@ -61,13 +61,17 @@ class ShardState:
     staleness: Counter[int] = field(default_factory=Counter)
     rounds: Rounds = field(default_factory=Rounds)
 
-    def push(self, key: Key, push_id: int, base: int, is_finite: bool = True) -> list[Action]:
-        """A whole gradient has arrived: in async it counts now; on ps:0 of a round mode it is staged and voted."""
+    def push(self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False) -> list[Action]:
+        """A whole gradient has arrived: in async it counts now; on ps:0 of a round mode it is staged and voted.
+        `is_late`: all steps that were asked for are made, so it does not count."""
         worker, incarnation = key
         if not self.members.is_current(worker, incarnation):
             return [Answer(key, push_id, Outcome.FENCED, self.version)]
         if (incarnation, push_id) <= self.applied.get(worker, (0, 0)):
             return [Answer(key, push_id, Outcome.DUPLICATE, self.version, self.rounds.open_decisions)]
+        if is_late:
+            self.applied[worker] = (incarnation, push_id)
+            return self._discard(key, push_id, Outcome.DISCARDED)
         if not self.mode.has_rounds:
             return self._count_now(key, push_id, base, is_finite)
         return self._vote(key, push_id, base, is_finite)
@@ -102,7 +106,7 @@ class ShardState:
         if not votes or not self.mode.is_due(votes.keys(), self.members.training):
             return []
         for worker, vote in votes.items():
-            self.applied[worker] = (vote.incarnation, vote.push_id)
+            self.applied[worker] = max(self.applied.get(worker, (0, 0)), (vote.incarnation, vote.push_id))
         voters = {(w, v.incarnation): v for w, v in votes.items()}
         contributors = self.rounds.close(self.version)
         actions: list[Action] = self._apply(contributors) if contributors else []

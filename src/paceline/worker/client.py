@@ -86,10 +86,13 @@ class Client:
 
     # --- joining ----------------------------------------------------------------------------------------------
 
-    def join(self, optimizer: m.OptimizerSpec, carried: Callable[[], bytes]) -> m.Started:
+    def join(
+        self, optimizer: m.OptimizerSpec, carried: Callable[[], bytes], initialise_slots: Callable[[], None]
+    ) -> m.Started:
         """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
         me = self._me
         began = time.monotonic()
+        is_first = False
         message = m.Join(
             me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.placement, self._plan.num_ps,
             self._layout, optimizer,
@@ -102,7 +105,10 @@ class Client:
             if me.is_chief and not joined.is_initialised:
                 extra = [carried()] if index == 0 and self._layout.carried_bytes else []
                 link.ask(m.Init(), bulk=[self._slice(index), *extra])
+                is_first = True
         self.links.sort(key=lambda each: each.index)
+        if is_first:
+            initialise_slots()
         self._attach()
         started = self._await_start()
         for link in self.links:

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
+from paceline.checkpoint.policy import SavePolicy
 from paceline.cluster.discovery import Assignment
 from paceline.errors import PacelineError, UsageError
-from paceline.telemetry.paths import RunPaths
 from paceline.modes import make as make_mode
 from paceline.params.placement import table
 from paceline.telemetry import lines
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
@@ -37,7 +38,8 @@ class Context:
         self._assignment = assignment
         self._say = out
         self._trainee: Any = None
-        self._solo_steps = 0
+        self._evaluator: Any = None
+        self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
         self._is_closed = False
         self._began_s = time.monotonic()
         self._trained_from_s: float | None = None
@@ -45,6 +47,7 @@ class Context:
         self.seed = 0
         self._next_line_s = 0.0
         self.clock = StepClock()
+        self._saving = SavePolicy(assignment.settings.save_every) if assignment and self.is_chief else None
         paths = self._paths()
         self._sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
         self._events = EventWriter(paths.root) if paths and self.is_chief else None
@@ -93,7 +96,7 @@ class Context:
     def global_step(self) -> int:
         """Updates applied by the cluster, as far as this worker has seen."""
         if self._trainee is None:
-            return self._solo_steps
+            return self._alone_step
         self._trainee.settle()
         version: int = self._trainee.client.links[0].version
         return version
@@ -125,6 +128,15 @@ class Context:
             wait_s=settings.wait_s,
         )
 
+    @property
+    def is_prepared(self) -> bool:
+        return self._trainee is not None
+
+    def follow(self, evaluator: Any) -> None:
+        """Called by prepare in an evaluator."""
+        self._evaluator = evaluator
+        self.pull()
+
     def begin(self, trainee: Any, batch_size: int) -> None:
         """Called by prepare when the cluster has started."""
         self._trainee = trainee
@@ -150,6 +162,8 @@ class Context:
             is_due = now >= self._next_line_s
             if is_due:
                 self._next_line_s = now + 1 / LINES_PER_S
+        if self._saving is not None and self._saving.is_due(trainee.steps, time.monotonic()):
+            self.save()
         if is_due:
             version = trainee.client.links[0].version + trainee.client.is_pending
             self._say(lines.step_line(time.time(), self.worker_index, trainee.steps, version))
@@ -237,7 +251,9 @@ class Context:
 
     def pull(self) -> None:
         """The newest parameters, now."""
-        if self._trainee is not None:
+        if self._evaluator is not None:
+            self._alone_step = self._evaluator.pull()
+        elif self._trainee is not None:
             self._trainee.settle()
             self._refresh()
 
@@ -256,7 +272,7 @@ class Context:
     @property
     def kv(self) -> Kv:
         """Any variable by name, from the ps: ctx.kv["0.weight"]."""
-        if self._trainee is None:
+        if self._assignment is None:
             raise UsageError("ctx.kv reads from the ps, and there is no cluster here")
         me = self.identity()
         return Kv(me.ps_addresses, me.lane, me.secret)
@@ -283,6 +299,8 @@ class Context:
         finally:
             if self._trainee is not None:
                 self._trainee.client.close()
+            if self._evaluator is not None:
+                self._evaluator.close()
             if self._events is not None:
                 self._events.close()
             self._sink.close()
@@ -354,7 +372,7 @@ class Context:
         return self._assignment
 
     def count_solo_step(self) -> None:
-        self._solo_steps += 1
+        self._alone_step += 1
 
     def has_rounds(self) -> bool:
         settings = self._require_cluster().settings

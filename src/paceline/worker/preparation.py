@@ -15,6 +15,7 @@ from paceline.views import NAMES, as_bytes, flat, shaped
 from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.data import batch_size_of, note_epochs, share
+from paceline.worker.evaluator import Evaluator
 from paceline.worker.slots import WholeSlot, scatter
 from paceline.worker.torch import Trainee
 from paceline.worker.torch_optimizer import convert
@@ -33,8 +34,13 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
     if ctx.assignment is None:
         _prepare_alone(ctx, optimizers, loaders)
         return objects[0] if len(objects) == 1 else tuple(objects)
+    if ctx.job == "evaluator":
+        _prepare_evaluator(ctx, models, optimizers)
+        return objects[0] if len(objects) == 1 else tuple(objects)
     seed = 0
     if models:
+        if ctx.is_prepared:
+            raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
         if not optimizers:
             raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
         seed = _join(ctx, models[0], optimizers[0], sum(batch_size_of(x) for x in loaders[:1]))
@@ -67,19 +73,31 @@ def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], 
         note_epochs(loader, ctx.clock.epoch)
 
 
+def _prepare_evaluator(
+    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    for model in models:
+        evaluator = Evaluator(model, ctx.identity(), ctx.say)
+        ctx.follow(evaluator)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(evaluator.refuse_step)
+
+
 def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> int:
     """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer."""
     assert ctx.assignment is not None
     settings, cluster = ctx.assignment.settings, ctx.assignment.cluster
     trainee = Trainee(model, optimizer, len(cluster.ps), settings.placement)  # 1
     client = trainee.connect(ctx.identity(), ctx.has_rounds(), ctx.say)
-    started = client.join(trainee.spec, trainee.carried_block)  # 2
+    remote = _Remote(ctx, trainee)
+    what_it_remembers = (lambda: remote.load_slots(optimizer)) if optimizer.state else lambda: None
+    started = client.join(trainee.spec, trainee.carried_block, what_it_remembers)  # 2
     if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
-    trainee.joined()
-    convert(optimizer, _Remote(ctx, trainee))  # 4
-    model.register_load_state_dict_post_hook(lambda *_: _loaded(ctx, trainee))  # type: ignore[no-untyped-call]
+    trainee.joined(lambda: _loaded(ctx, trainee))
+    optimizer.state.clear()
+    convert(optimizer, remote)  # 4
     ctx.seed = started.seed
     ctx.say(_start_line(ctx, client, batch_size))
     ctx.begin(trainee, batch_size)

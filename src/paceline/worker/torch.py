@@ -25,6 +25,7 @@ from paceline.wire.frames import Outcome
 from paceline.wire.messages import Assign, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
 from paceline.worker.slots import Slots, gather
+from paceline.worker.torch_copies import copies_stand_alone
 
 SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
@@ -52,11 +53,10 @@ def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
 
 
 def _plain(value: Any) -> Any:
-    if type(value) is float or type(value) is bool or value is None:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
+    """An option as it travels: torch's and numpy's numbers become Python's."""
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
@@ -174,8 +174,8 @@ class Trainee:
         self.client = Client(me, has_rounds, self.layout, self.plan, self.arena.memory, say)
         return self.client
 
-    def joined(self) -> None:
-        """After the client has joined: views on the slots, parameters from the ps."""
+    def joined(self, on_load: Callable[[], None]) -> None:
+        """After the client has joined: views on the slots, parameters from the ps, hooks on the model."""
         self._slots: list[memoryview | None] = []
         for link, pieces in zip(self.client.links, self.plan.shards, strict=True):
             slot = link.slot
@@ -196,8 +196,13 @@ class Trainee:
         self._every = [view for _, view in self._whole]
         self._order = [index for index, _ in self._whole]
         self.mirror()
-        self.model.register_forward_pre_hook(torch._dynamo.disable(self._before_forward))  # type: ignore[no-untyped-call]
-        self.model.register_state_dict_pre_hook(lambda *_: self.settle())  # type: ignore[no-untyped-call]
+        before_forward = torch._dynamo.disable(self._before_forward)  # type: ignore[no-untyped-call]
+        hooks = [
+            ("_forward_pre_hooks", self.model.register_forward_pre_hook(before_forward)),
+            ("_state_dict_pre_hooks", self.model.register_state_dict_pre_hook(lambda *_: self.settle())),  # type: ignore[no-untyped-call]
+            ("_load_state_dict_post_hooks", self.model.register_load_state_dict_post_hook(lambda *_: on_load())),  # type: ignore[no-untyped-call]
+        ]
+        copies_stand_alone(self.model, hooks, self.settle)
 
     def _view_slot(self, slot: memoryview, pieces: Sequence[Any]) -> None:
         trained = self.layout.trained
@@ -247,7 +252,8 @@ class Trainee:
             self.discarded += 1
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        self._hook_fired = True
+        if torch.is_grad_enabled():  # an evaluation says nothing about how the training calls the model
+            self._hook_fired = True
         if self.client.is_pending:
             self.settle()
 
@@ -314,7 +320,8 @@ class Trainee:
         if self._whole:
             if has_gaps:
                 pairs = [(view, g) for i, view in self._whole if (g := gradients[i]) is not None]
-                torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
+                if pairs:
+                    torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
             else:
                 torch._foreach_copy_(self._every, [gradients[i] for i in self._order])  # type: ignore[misc]
         for index, start, stop, vector in self._cut:
@@ -367,6 +374,7 @@ class Trainee:
         self._not_finite += 1
         if self._not_finite >= MAX_NOT_FINITE:
             raise NonFiniteGradient(f"{self._not_finite} gradients in a row were not finite, now in {', '.join(bad)}")
+        self._sent_options = []  # ps:0 alone hears of this push: what it says of options is said again with the next
         warnings.warn(
             f"paceline: step {self.steps + 1} discarded, gradient not finite in {', '.join(bad)}",
             stacklevel=5,

@@ -69,4 +69,4 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
 def _is_watched() -> bool:
     """Whether a profiler runs, or hooks for all optimizers are registered."""
     for_all = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
-    return bool(for_all) or torch.autograd._profiler_enabled()
+    return bool(for_all) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]

@@ -57,9 +57,9 @@ class Faults:
             connection.recv(1)
 
 
-def main() -> None:
+def main(ctx: paceline.Context | None = None) -> None:
     args = arguments()
-    ctx = paceline.init()
+    ctx = ctx or paceline.init()
     faults = Faults(args, ctx)
     faults.at(0)
     torch.manual_seed(1)

@@ -1,0 +1,68 @@
+"""WHAT does an evaluator do? It reads: the newest parameters into its model, whenever it pulls. It never trains.
+
+Used by ctx.prepare in a task of job `evaluator`, which may stand outside the cluster. The ps do not wait for it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import ClusterError, PacelineError, UsageError, WaitTimeout
+from paceline.telemetry.lines import waiting_line
+from paceline.worker.client import Identity
+from paceline.worker.kv import Kv
+
+RETRY_S = 0.5
+SAY_EVERY_S = 10.0
+
+
+class Evaluator:
+    """A model that follows the ps."""
+
+    def __init__(self, model: nn.Module, me: Identity, say: Callable[[str], None]) -> None:
+        self._model = model
+        self._kv = _wait_for_values(me, say)
+        known = {n for n, _ in [*model.named_parameters(), *model.named_buffers()]}
+        lacking = [
+            t.name for t in self._kv.layout.tensors if t.name not in known and not t.name.startswith("optimizer.")
+        ]
+        if lacking:
+            raise UsageError(f"this evaluator's model lacks {', '.join(lacking)}, which the cluster trains")
+
+    def pull(self) -> int:
+        """The newest values; returns the global step they are of."""
+        tensors: dict[str, torch.Tensor] = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        step = 0
+        with torch.no_grad():
+            for name in self._kv:
+                if name in tensors:
+                    entry, values = self._kv.get(name)
+                    tensors[name].copy_(torch.from_numpy(values))
+                    step = max(step, entry.version)
+        return step
+
+    def refuse_step(self, *_: Any) -> None:
+        """As a step pre-hook of the optimizer."""
+        raise PacelineError("an evaluator does not train: call ctx.pull() and evaluate")
+
+    def close(self) -> None:
+        self._kv.close()
+
+
+def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
+    """Until the chief has initialised the model, in any start order."""
+    began, next_s = time.monotonic(), 0.0
+    while True:
+        try:
+            return Kv(me.ps_addresses, me.lane, me.secret)
+        except ClusterError as error:
+            waited_s = time.monotonic() - began
+            if waited_s > me.wait_s:
+                raise WaitTimeout(f"gave up after {waited_s:.0f} s: {error}") from error
+            if waited_s >= next_s:
+                next_s = waited_s + SAY_EVERY_S
+                say(waiting_line(me.worker_devices[0], waited_s))
+            time.sleep(RETRY_S)  # nobody tells an evaluator when to look again

@@ -5,6 +5,7 @@ Loading after `prepare` is sent to the ps by the chief; copies and checkpoints h
 
 import copy
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,18 @@ def test_without_a_cluster_prepare_changes_nothing(monkeypatch: pytest.MonkeyPat
     ctx = paceline.init()
     assert_same(run(lambda *objects: objects), run(ctx.prepare), "alone")
     assert ctx.global_step == 5
+
+
+def test_a_checkpoint_holds_the_options_of_the_last_step(tmp_path: Path) -> None:
+    def recipe(job: Job) -> Returned:
+        model = job.make(small)
+        model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            train(job, model, optimizer, 1)
+            scheduler.step()
+        return {}
+
+    run_cluster(recipe, 1, run_dir=str(tmp_path))
+    state = json.loads((tmp_path / "checkpoints" / "step-00000003" / "state.json").read_text())
+    assert state["groups"][0]["lr"] == 0.1 * 0.5 * 0.5

@@ -143,5 +143,5 @@ class SimService(Service):
         """The connection's thread waits; here the answer finds its own way."""
 
 
-def join_of(worker: int, incarnation: int, num_ps: int) -> Join:
-    return Join("worker", worker, incarnation, RUN, worker == 0, "bytes", num_ps, LAYOUT, OPTIMIZER)
+def join_of(worker: int, incarnation: int, mode: str, num_ps: int) -> Join:
+    return Join("worker", worker, incarnation, RUN, worker == 0, mode, "bytes", num_ps, LAYOUT, OPTIMIZER)

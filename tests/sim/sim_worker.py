@@ -142,12 +142,13 @@ class Worker:
         plan = self.cluster.plan
         yield from self.join()
         if plan.total is None:
-            for _ in range(plan.steps):
+            for _ in range(plan.steps_of(self.index)):
                 yield from self.train_step()
         else:
             while (yield from self.may_go_on(plan.total)):
                 self.has_ticket = False
                 yield from self.train_step()
+        yield self.world.delay() * 4  # a last evaluation
         yield from self.leave()
 
     def train_step(self) -> Doing:
@@ -204,7 +205,9 @@ class Worker:
         yield from self.carry(started.decisions)
 
     def join_one(self, link: Link) -> Doing:
-        link.send(Kind.COLD, tail=m.encode(join_of(self.index, self.incarnation, self.cluster.plan.num_ps)))
+        plan = self.cluster.plan
+        message = join_of(self.index, self.incarnation, plan.make_mode().name, plan.num_ps)
+        link.send(Kind.COLD, tail=m.encode(message))
         joined = self.reply_in((yield link))
         assert isinstance(joined, m.Joined)
         link.slot = link.connection.arenas[1] if link.connection.arenas else None

@@ -140,6 +140,11 @@ def test_verdicts(ratio: float, told: str) -> None:
     assert tables.verdict(ROWS[1], summary_of(ratio), noise=0.05) == told
 
 
+def test_a_noisy_machine_gets_no_verdict() -> None:
+    assert tables.verdict(ROWS[1], summary_of(0.9), noise=0.26) == "too noisy to say (A/A spread 0.26)"
+    assert tables.verdict(ROWS[0], summary_of(0.9), noise=0.26) == "-"
+
+
 def test_the_noise_is_that_of_the_a_a_row_alone() -> None:
     noisy, calm = summary_of(1.0, 3.0), summary_of(0.98, 1.02, row=ROWS[0])
     assert tables.noise_of(ROWS[:2], [calm, noisy]) == pytest.approx(0.02)

@@ -52,9 +52,9 @@ class Membership:
         return 0 <= worker < len(self._members)
 
     def join(self, worker: int, incarnation: int, now_s: float) -> bool:
-        """False: a newer incarnation of this worker has joined already, so this one is fenced."""
+        """False: this one is fenced, because a newer incarnation of it has joined or it was given up for good."""
         member = self._members[worker]
-        if incarnation < member.incarnation:
+        if incarnation < member.incarnation or member.phase is Phase.LOST:
             return False
         member.incarnation, member.heard_s = incarnation, now_s
         self._set(worker, Phase.TRAINING)

@@ -158,21 +158,36 @@ class Group:
             process.kill()
 
 
-def cpu_percent(groups: Sequence[Group], over_s: float) -> float:
-    """How busy all these processes are together while nobody is told to run, in percent of one core."""
-    before = _cpu_s(groups)
-    began_s = time.monotonic()
-    time.sleep(over_s)  # this is the measurement: nothing is waited for
-    return 100 * (_cpu_s(groups) - before) / (time.monotonic() - began_s)
+class CpuMeter:
+    """How much of the processor these processes, and all others, have used since it was made."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self._began_s = time.monotonic()
+        self._ours_s = _ours_s(groups)
+        self._all_s = _all_s()
+
+    def cores(self) -> tuple[float, float]:
+        """(ours, of all other programs), in cores: 0.5 is half of one."""
+        passed_s = time.monotonic() - self._began_s
+        ours_s = _ours_s(self._groups) - self._ours_s
+        others_s = _all_s() - self._all_s - ours_s
+        return ours_s / passed_s, max(0.0, others_s / passed_s)
 
 
-def _cpu_s(groups: Sequence[Group]) -> float:
-    total = 0.0
+def _ours_s(groups: Sequence[Group]) -> float:
+    total = time.process_time()
     for process in (p for group in groups for p in group.processes):
         with suppress(psutil.Error):
-            times = psutil.Process(process.pid).cpu_times()
-            total += times.user + times.system
+            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children()]:
+                times = each.cpu_times()
+                total += times.user + times.system
     return total
+
+
+def _all_s() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def output_of(command: Sequence[str]) -> str | None:

@@ -95,8 +95,12 @@ class ResultFile:
         """`us`: the step time of every worker; None when it failed."""
         self._line("segment", {"repetition": repetition, "at": at, **msgspec.to_builtins(segment), "us": us})
 
-    def idle(self, cpu_percent: float, num_processes: int) -> None:
-        self._line("idle", {"cpu_percent": cpu_percent, "processes": num_processes})
+    def idle(self, cores: float, num_processes: int) -> None:
+        self._line("idle", {"cores": cores, "processes": num_processes})
+
+    def others(self, cores: float) -> None:
+        """What other programs used while the rows were measured."""
+        self._line("others", {"cores": cores})
 
     def failed(self, scenario: str, cause: str) -> None:
         self._line("failed", {"scenario": scenario, "cause": cause})

@@ -23,7 +23,7 @@ from paceline.cluster.spelling import hint
 from paceline.datasets import mnist
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ClusterError, UsageError
 from paceline.lab import MATRICES, scenario, tables
-from paceline.lab.processes import Group, cpu_percent
+from paceline.lab.processes import CpuMeter, Group
 from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile, provenance
 from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Segment
@@ -180,17 +180,23 @@ class Measuring:
     # --- 2 ----------------------------------------------------------------------------------------------------
 
     def _look_idle(self) -> None:
-        alive = [group for name, group in self._groups.items() if name not in self._failures]
+        alive = self._alive()
+        meter = CpuMeter(alive)
+        time.sleep(IDLE_S)  # this is the measurement: nothing is waited for
+        ours, _ = meter.cores()
         count = sum(len(group.processes) for group in alive)
-        percent = cpu_percent(alive, IDLE_S)
-        self._results.idle(percent, count)
-        self.progress.say(f"Idle, {count} processes together use {percent:.1f} % of one core.")
+        self._results.idle(ours, count)
+        self.progress.say(f"Idle, {count} processes together use {100 * ours:.1f} % of one core.")
+
+    def _alive(self) -> list[Group]:
+        return [group for name, group in self._groups.items() if name not in self._failures]
 
     # --- 3 ----------------------------------------------------------------------------------------------------
 
     def _repeat(self) -> None:
         reps, seed = self._amounts.reps, self._amounts.seed
         plans = [scenario.plan(self._matrix.rows, repetition, seed) for repetition in range(reps)]
+        meter = CpuMeter(self._alive())
         for repetition, segments in enumerate(plans):
             later = [segment for plan in plans[repetition + 1 :] for segment in plan]
             times: list[float | None] = []
@@ -202,6 +208,9 @@ class Measuring:
                 )
                 times.append(self._measure(repetition, at, segment))
             self._pairs += scenario.pairs(segments, times)
+        _, others = meter.cores()
+        self._results.others(others)
+        self.progress.say(f"Meanwhile other programs used {others:.2f} of the cores; 0 is what a measurement wants.")
 
     def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
         """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""

@@ -13,6 +13,7 @@ from paceline.lab.scenario import Pair, Row
 
 COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "bar", "aim", "verdict")
 NONE = "-"
+MAX_NOISE = 0.10  # a larger spread between one process and the same again: no verdict would mean anything
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -77,6 +78,8 @@ def verdict(row: Row, summary: Summary, noise: float) -> str:
     """
     if row.bar is None:
         return NONE
+    if noise > MAX_NOISE:
+        return f"too noisy to say (A/A spread {noise:.2f})"
     if row.aim is not None and summary.ratio <= row.aim:
         return "aim reached"
     if summary.ratio <= row.bar:

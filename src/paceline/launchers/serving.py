@@ -84,7 +84,8 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
 
 def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> None:
     lane = assignment.settings.lane
-    lanes = {"auto": ["tcp", "shm"], "shm": ["tcp", "shm"]}.get(lane, [lane])
+    # shm first: a worker that finds tcp alone open would stay on it.
+    lanes = {"auto": ["shm", "tcp"], "shm": ["shm", "tcp"]}.get(lane, [lane])
     if not has_shared_memory() and "shm" in lanes:
         lanes.remove("shm")
     address = assignment.cluster.address(assignment.task)

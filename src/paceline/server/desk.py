@@ -56,7 +56,7 @@ class Desk:
             elif key in core.peers:
                 answers = core.drop(key)
             if not core.members.join(join.worker, join.incarnation, time.monotonic()):
-                raise Refused(f"worker:{join.worker} is fenced: a newer incarnation of it has joined")
+                raise Refused(f"worker:{join.worker} is fenced: it was given up, or a newer incarnation has joined")
             core.gone_since_s.pop(join.worker, None)
             if core.shard is None:
                 plan = place(join.layout, join.num_ps, join.placement)
@@ -86,6 +86,11 @@ class Desk:
                 f"this cluster has {core.config.num_ps} and {core.config.placement}"
             )
         # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
+        if join.mode != core.config.mode.name:
+            raise Refused(
+                f"worker:{join.worker} was started with mode {join.mode}, this ps with {core.config.mode.name}: "
+                "give all tasks the same --mode"
+            )
         if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
             raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
         if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
@@ -108,6 +113,7 @@ class Desk:
     def start(self, peer: Peer, message: m.Start, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
+            self._worker(peer)
             assert peer.key is not None
             core.starters[peer.key] = peer
             self.release_starters()
@@ -301,9 +307,10 @@ class Desk:
 
     def _worker(self, peer: Peer) -> int:
         """The worker on this connection, if it is still the one that counts."""
-        if peer.key is None or not self.core.members.is_current(*peer.key):
+        key, core = peer.key, self.core
+        if key is None or not core.members.is_current(*key) or core.peers.get(key) is not peer:
             raise Refused("this connection belongs to no worker of the run any more")
-        return peer.key[0]
+        return key[0]
 
 
 _HANDLERS: dict[type, Any] = {

@@ -178,7 +178,8 @@ class Service:
             is_finite = not frame.flags & Flag.NOT_FINITE
             actions = core.state.push(key, frame.push_id, frame.version, is_finite, core.is_late(frame.flags))
             answers = core.perform(actions)
-            if core.ticket_waiters:
+            if core.budget is not None:
+                core.budget.give_back(key[0])
                 core.release_tickets()
         self._answer(answers, peer)
         if not peer.channel.shares_memory and not any(p is peer for p, _ in answers):
@@ -250,7 +251,7 @@ class Service:
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         core = self.core
         flags = 0
-        if core.budget is not None and peer.wants_ticket:
+        if core.budget is not None and peer.wants_ticket and not is_pull:
             with core.lock:
                 flags = core.ticket_flag(peer)
         tail = core.decisions_tail(answer)

@@ -36,6 +36,7 @@ class Join(Message, frozen=True):
     incarnation: int
     run_id: str
     is_chief: bool
+    mode: str
     placement: str
     num_ps: int
     layout: Layout

@@ -42,6 +42,7 @@ class Identity:
     incarnation: int
     run_id: str
     is_chief: bool
+    mode: str
     ps_addresses: tuple[str, ...]
     worker_devices: tuple[str, ...]
     placement: str
@@ -94,7 +95,7 @@ class Client:
         began = time.monotonic()
         is_first = False
         message = m.Join(
-            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.placement, self._plan.num_ps,
+            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.mode, me.placement, self._plan.num_ps,
             self._layout, optimizer,
         )  # fmt: skip
         # ps:0 last: from its answer on the rounds count on this worker.
@@ -181,7 +182,9 @@ class Client:
     ) -> None:
         """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory."""
         self.push_id += 1
-        flags = 0 if is_finite else Flag.NOT_FINITE
+        flags = 0
+        if not is_finite:
+            flags, payloads = Flag.NOT_FINITE, [()] * len(self.links)
         others = self.links[1:]
         if not self._has_rounds:
             for link in others:

@@ -119,6 +119,7 @@ class Context:
             incarnation=assignment.incarnation,
             run_id=settings.run_id,
             is_chief=self.is_chief,
+            mode=settings.mode,
             ps_addresses=tuple(cluster.address(t) for t in cluster.ps),
             worker_devices=tuple(t.device for t in cluster.workers),
             placement=settings.placement,
@@ -165,8 +166,12 @@ class Context:
         if self._saving is not None and self._saving.is_due(trainee.steps, time.monotonic()):
             self.save()
         if is_due:
-            version = trainee.client.links[0].version + trainee.client.is_pending
-            self._say(lines.step_line(time.time(), self.worker_index, trainee.steps, version))
+            self._say(lines.step_line(time.time(), self.worker_index, trainee.steps, self._newest_step()))
+
+    def _newest_step(self) -> int:
+        """The global step with this worker's own push in it, without waiting for the answer to that push."""
+        version: int = self._trainee.client.links[0].version
+        return version + self._trainee.client.is_pending
 
     def _tick(self) -> None:
         steps, at_s = 0, time.monotonic()
@@ -223,7 +228,7 @@ class Context:
         self._metrics.update(numbers)
         self.clock.metrics(numbers)
         if self._events is not None and self._trainee is not None:
-            self._events.scalars(numbers, self._trainee.client.links[0].version)
+            self._events.scalars(numbers, self._newest_step())
 
     def print(self, *values: object) -> None:
         """Print on the chief only."""
@@ -283,6 +288,7 @@ class Context:
         if not self.is_chief or self._trainee is None or paths is None:
             return None
         self._trainee.settle()
+        self._trainee.send_carried()
         return self._save(paths)
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -316,8 +322,8 @@ class Context:
         report = self.clock.report(self.worker_index, time.monotonic() - self._began_s)
         self._sink.event("report", task=str(self._require_cluster().task), report=msgspec.to_builtins(report))
         links = trainee.client.links
-        if self.is_chief and trainee.layout.carried_bytes:
-            links[0].ask(m.Assign("carried"), bulk=[trainee.carried_block()])
+        if self.is_chief:
+            trainee.send_carried()
         trainee.client.pull()  # whoever ends carries ps:0's open decisions to all shards first
         reports = [link.ask(m.Close()) for link in links[1:]]
         told = [r.report for r in reports if isinstance(r, m.Closed)]

@@ -283,6 +283,10 @@ class Trainee:
             flat(self.arena.memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
         for link in self.client.links:
             link.ask(Assign("parameters"), bulk=[link.into] if link.into.nbytes else [])
+        self.send_carried()
+
+    def send_carried(self) -> None:
+        """The chief's buffers and frozen parameters, as they are now."""
         if self.layout.carried_bytes:
             self.client.links[0].ask(Assign("carried"), bulk=[self.carried_block()])
 
@@ -313,7 +317,8 @@ class Trainee:
         if values == self._sent_options:
             return None
         self._sent_options = values
-        return group_options(self.optimizer)
+        self.spec = OptimizerSpec(self.spec.name, group_options(self.optimizer))
+        return self.spec.groups
 
     def _copy(self, gradients: list[torch.Tensor | None], has_gaps: bool) -> None:
         """Into the slots: whole tensors in one call, cut ones piece by piece in the order they lie in memory."""

@@ -15,7 +15,8 @@ def copies_stand_alone(model: Any, hooks: Sequence[tuple[str, Any]], settle: Cal
 
     def reduce(protocol: int) -> tuple[Any, ...]:
         settle()
-        how, what, state, *rest = type(model).__reduce_ex__(model, protocol)
+        reduced: tuple[Any, ...] = model.__class__.__reduce_ex__(model, protocol)
+        how, what, state, *rest = reduced
         if isinstance(state, dict):
             state = {name: value for name, value in state.items() if name != REDUCE}
             for name, handle in hooks:

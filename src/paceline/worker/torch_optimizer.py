@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import optimizer as optimizer_module
 
+from paceline.errors import UsageError
+
 
 class Remote(Protocol):
     """What the optimizer needs of the cluster."""
@@ -45,6 +47,12 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         remote.load_slots(self)
         self.state.clear()
 
+    def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        raise UsageError(
+            "add_param_group after prepare: the ps have laid out what they train by now. Give the optimizer all its "
+            "groups before prepare(); parameters that are frozen at first may be among them"
+        )
+
     hooked = torch.optim.Optimizer.profile_hook_step(step)
 
     def either(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,6 +67,7 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         "step": either,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
+        "add_param_group": add_param_group,
         "__module__": base.__module__,
     }
     optimizer.__dict__.pop("step", None)

@@ -4,6 +4,7 @@ Everything real but the processes: services, clients, frames, run folder, summar
 """
 
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def check_contract(summary: dict[str, Any]) -> None:
         assert summary["staleness"]["max"] == 0
 
 
-@pytest.mark.parametrize("lane", ["inproc", "shm", "tcp"])
+@pytest.mark.parametrize("lane", ["shm", "tcp"])
 @pytest.mark.parametrize(("mode", "ps"), [("async", 1), ("async", 2), ("sync", 1), ("sync", 2)])
 def test_a_nan_gradient_is_discarded_and_named(mode: str, ps: int, lane: str) -> None:
     """Of no shard a part of it is applied, the training goes on, and the summary counts it."""
@@ -126,11 +127,50 @@ def test_a_nan_gradient_is_discarded_and_named(mode: str, ps: int, lane: str) ->
         ctx.barrier()
         finite[ctx.worker_index] = all(bool(v.isfinite().all()) for v in model.state_dict().values())
 
-    with pytest.warns(UserWarning, match=r"step 4 discarded, gradient not finite in weight, bias"):
+    with pytest.warns(UserWarning, match=r"step 4 discarded, gradient not finite in weight, bias") as told:
         summary = paceline.launch(train, ps=ps, workers=2, mode=mode, lane=lane)
+    assert [Path(w.filename).name for w in told] == [Path(__file__).name]  # the line of the script, not one of ours
     assert finite == {0: True, 1: True}
     assert [row["discarded"] for row in summary["workers"]] == [0, 1]
     assert [row["updates"] for row in summary["ps"]] == [11 if mode == "async" else 6] * ps
+
+
+@pytest.mark.parametrize("lane", ["inproc", "tcp"])
+@pytest.mark.parametrize("ps", [1, 2])
+def test_a_round_in_which_nobody_has_a_finite_gradient_is_no_update(ps: int, lane: str) -> None:
+    def train(ctx: paceline.Context) -> None:
+        model = little()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for number in range(5):
+            step(model, optimizer, float("nan") if number in (1, 3) else 1.0)
+
+    with pytest.warns(UserWarning, match=r"step [24] discarded"):
+        summary = paceline.launch(train, ps=ps, workers=2, mode="sync", lane=lane)
+    assert summary["global_step"] == 3
+    assert [row["discarded"] for row in summary["workers"]] == [2, 2]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_options_that_came_with_a_discarded_gradient_count_on_every_ps(mode: str) -> None:
+    """The rate falls to zero at the very step that is discarded: no shard may go on with the old one."""
+    values: list[dict[str, torch.Tensor]] = []
+
+    def train(ctx: paceline.Context) -> None:
+        model = little()
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for number in range(6):
+            if number == 3:
+                optimizer.param_groups[0]["lr"] = 0.0
+                values.append({name: value.clone() for name, value in model.state_dict().items()})
+            step(model, optimizer, float("nan") if number == 3 else 1.0)
+        values.append({name: value.clone() for name, value in model.state_dict().items()})
+
+    with pytest.warns(UserWarning, match="discarded"):
+        paceline.launch(train, ps=2, workers=1, mode=mode)
+    before, after = values
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
 
 
 def test_nan_after_nan_ends_with_an_error_that_names_the_tensor() -> None:
@@ -184,7 +224,7 @@ def test_barriers_and_uneven_ends_do_not_deadlock(ps: int) -> None:
 
 @pytest.mark.parametrize("lane", ["inproc", "tcp"])
 @pytest.mark.parametrize(("mode", "ps"), [("async", 1), ("async", 2), ("sync", 1), ("sync", 2)])
-@pytest.mark.parametrize("total", [1, 7])
+@pytest.mark.parametrize("total", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_steps_are_those_of_the_cluster(mode: str, ps: int, total: int, lane: str) -> None:
     def train(ctx: paceline.Context) -> None:
         model = little()
@@ -238,6 +278,7 @@ def test_nobody_waits_for_a_worker_in_pause(ps: int) -> None:
         else:
             for _ in range(5):
                 step(model, optimizer)
+            assert ctx.global_step == 6  # takes the last answer, so the update is there
             done.set()
         ctx.barrier()
         step(model, optimizer)
@@ -278,6 +319,22 @@ def test_kv_reads_what_the_ps_hold_while_it_trains(lane: str) -> None:
         ctx.barrier()
 
     paceline.launch(train, ps=2, workers=2, mode="async", lane=lane)
+
+
+def test_a_cluster_of_threads_leaves_the_warning_filters_alone() -> None:
+    """They belong to the process: whoever changes them for a moment in one thread may leave them changed."""
+
+    def train(ctx: paceline.Context) -> None:
+        model = little()
+        with LOCK:
+            before = list(warnings.filters)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        step(model, optimizer)
+        assert list(warnings.filters) == before
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "catch_warnings", None)
+        paceline.launch(train, ps=2, workers=2)
 
 
 def test_a_failing_worker_is_told_and_the_other_goes_on_or_ends() -> None:

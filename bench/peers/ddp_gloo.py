@@ -5,7 +5,7 @@ The lab starts the ranks itself and speaks with each over stdin and stdout (src/
 
 Written as PyTorch's DDP tutorial does it (init_process_group from the environment, DistributedDataParallel around
 the model), with the options that its documentation recommends for speed where they apply: gradients are views of
-the buckets, the graph is static, and there are no buffers to broadcast.
+the buckets, and the graph is static. (The model has no buffers, so none are broadcast.)
 """
 
 import argparse
@@ -48,9 +48,7 @@ def load(folder: Path | None) -> tuple[torch.Tensor, torch.Tensor]:
 
 def trainer(folder: Path | None) -> Callable[[int], None]:
     images, labels = load(folder)
-    ddp = DistributedDataParallel(
-        model_of_document_000(), gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
-    )
+    ddp = DistributedDataParallel(model_of_document_000(), gradient_as_bucket_view=True, static_graph=True)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LEARNING_RATE)
     generator = torch.Generator().manual_seed(dist.get_rank())
     count = len(images)

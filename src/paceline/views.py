@@ -3,8 +3,6 @@
 Used by server/shard and worker/torch. It copies nothing.
 """
 
-import warnings
-
 import torch
 
 from paceline.params.layout import ITEM_BYTES
@@ -14,12 +12,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def flat(memory: memoryview, dtype: str, offset: int, numel: int) -> torch.Tensor:
-    """`numel` numbers at byte `offset`, as a one-dimensional tensor on that memory."""
+    """`numel` numbers at byte `offset`, as a one-dimensional tensor on that memory, which must be writable."""
     if numel == 0:
         return torch.empty(0, dtype=DTYPES[dtype])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch warns that a read-only mapping must not be written
-        return torch.frombuffer(memory, dtype=DTYPES[dtype], count=numel, offset=offset)
+    return torch.frombuffer(memory, dtype=DTYPES[dtype], count=numel, offset=offset)
 
 
 def shaped(vector: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

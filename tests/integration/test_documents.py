@@ -30,7 +30,7 @@ CASES_000 = {  # the section of document 000: its commands, number of ps, of wor
     "6": (TWO_AND_TWO.replace("tfdist_between.py", "tfdist_between_sync.py"), 2, 2),
     "8": (ONE_AND_THREE, 1, 3),
 }
-QUICK = {"1", "4"}
+QUICK = {"4"}
 
 
 @pytest.fixture

@@ -100,7 +100,9 @@ def test_kv_reads_every_variable_while_it_trains(seen: Seen) -> None:
     assert [row[0] for row in rows[1:]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert rows[1][1:3] == ["32x8", "float32"] and rows[1][5] == "trained"
     versions = {row[3] for row in rows[1:]}
-    assert "10" in versions and versions <= {"9", "10"}, "ps:0 has decided round 10; ps:1 hears of it with the next pull"
+    assert "10" in versions and versions <= {"9", "10"}, (
+        "ps:0 has decided round 10; ps:1 hears of it with the next pull"
+    )
     assert {ps for row in rows[1:] for ps in row[4].split(",")} == {"ps:0", "ps:1"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import hashlib
 import torch
 from torch import nn
@@ -51,7 +51,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 
 def start(folder: Path, *command: str) -> "subprocess.Popen[str]":
@@ -74,7 +74,9 @@ def told(output: str) -> list[str]:
 
 @pytest.mark.timeout(120)
 def test_three_changed_lines_alone_and_on_a_cluster(tmp_path: Path) -> None:
-    original = "".join(line for line in SCRIPT.splitlines(keepends=True) if "paceline" not in line and "ctx" not in line)
+    original = "".join(
+        line for line in SCRIPT.splitlines(keepends=True) if "paceline" not in line and "ctx" not in line
+    )
     assert len(SCRIPT.splitlines()) - len(original.splitlines()) == 3
     (tmp_path / "original.py").write_text(original)
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -95,7 +95,10 @@ def pairs(case: Case) -> set[tuple[int, object, int, object]]:
     return {(i, case[i], j, case[j]) for i in range(len(case)) for j in range(i)}
 
 
-FEW = [*representatives(), *[(3, 3, "bytes", lane, o, i) for lane in LANES for o in OPTIMIZERS for i in IMPLEMENTATIONS]]
+FEW = [
+    *representatives(),
+    *[(3, 3, "bytes", lane, o, i) for lane in LANES for o in OPTIMIZERS for i in IMPLEMENTATIONS],
+]
 
 
 @pytest.mark.parametrize(("workers", "ps", "placement", "lane", "optimizer", "implementation"), sorted(set(FEW)))

@@ -15,6 +15,7 @@ from alike import Job, Returned, check, weights
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.swa_utils import AveragedModel
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -492,10 +493,7 @@ def without_call(job: Job, how: str) -> Returned:
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-        if how == "method, evaluated by call":
-            with torch.no_grad():
-                losses.append(model(torch.ones(1, 7)))
-        elif how == "method, evaluated once" and step == 0:
+        if how == "method, evaluated by call" or (how == "method, evaluated once" and step == 0):
             with torch.no_grad():
                 losses.append(model(torch.ones(1, 7)))
     return {"model": model_values(job, model), "losses": losses}
@@ -516,6 +514,30 @@ def read_between(job: Job) -> Returned:
         seen.append(weights(model))
         seen.append(copy.deepcopy(optimizer.state_dict()))
     return {"model": weights(model), "seen": seen}
+
+
+def averaged(job: Job) -> Returned:
+    """torch's own average of the weights, made right after each step, and a look at them through parameters()."""
+    model = job.make(small)
+    model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.3))
+    average = AveragedModel(model, avg_fn=lambda old, new, count: 0.7 * old + 0.3 * new)
+    norms = []
+    for _ in trained(job, model, optimizer):
+        average.update_parameters(model)
+        norms.append([p.detach().norm() for p in model.parameters()])
+    return {"model": weights(model), "average": weights(average), "norms": norms}
+
+
+def tensor_rate(job: Job) -> Returned:
+    """A rate that is a tensor changes in place; it must be noticed all the same."""
+    model = job.make(small)
+    model, optimizer = job.prepare(model, SGD(model.parameters(), lr=torch.tensor(0.5)))
+    scheduler = StepLR(optimizer, 1, 0.5)
+    rates = []
+    for _ in trained(job, model, optimizer):
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"].clone())
+    return {"model": weights(model), "rates": rates}
 
 
 UNTOUCHED: dict[str, Callable[[Job], Returned]] = {
@@ -560,6 +582,8 @@ UNTOUCHED: dict[str, Callable[[Job], Returned]] = {
     "model.loss(x) and model(x)": lambda job: without_call(job, "method, evaluated by call"),
     "model.loss(x) and model(x) once": lambda job: without_call(job, "method, evaluated once"),
     "read between steps": read_between,
+    "AveragedModel": averaged,
+    "a tensor as rate": tensor_rate,
 }
 ALONE = {"closure"}  # the plain run of two workers averages before its closure, not after
 

@@ -25,6 +25,16 @@ RUN = "simulated"
 Gradient = tuple[int, int, int, int]  # worker, incarnation, push id, base version
 
 
+class Bell:
+    """wire/segments.Bell: a frame comes only to a worker that said it sleeps. (Here all that look at it do.)"""
+
+    def __init__(self) -> None:
+        self.sleeps_for = 0
+
+    def ring(self, push_id: int, version: int, outcome: int, flags: int) -> bool:
+        return self.sleeps_for == push_id
+
+
 class Memory:
     """A slot's memory: whose gradient, or parameters that were copied over it."""
 
@@ -33,6 +43,7 @@ class Memory:
     def __init__(self) -> None:
         self.content: Any = None
         self.memory = self
+        self.bell = Bell()
         self.is_open = True
 
     def __setitem__(self, where: slice, value: Any) -> None:
@@ -42,18 +53,10 @@ class Memory:
         self.is_open = False
 
 
-class Bell:
-    """Everybody sleeps, so every answer is a frame."""
-
-    def ring(self, push_id: int, version: int, outcome: int, flags: int) -> bool:
-        return True
-
-
 class Slot:
-    bell = Bell()
-
     def __init__(self) -> None:
         self.arena = self.memory = Memory()
+        self.bell = self.arena.bell
         self.mask = b""
         self.options: list[Any] = []
 
@@ -69,9 +72,11 @@ class Ledger:
         self._index = index
         self.arena = self.memory = Memory()
         self.updates: list[tuple[Any, ...]] = []
+        self.made: list[Slot] = []
 
     def new_slot(self) -> Slot:
-        return Slot()
+        self.made.append(Slot())
+        return self.made[-1]
 
     def slots(self) -> tuple[list[Any], list[Any]]:
         return [], []

@@ -43,6 +43,11 @@ class Plan:
     retries: bool = False
     state: type = ShardState
     worker: type = Worker
+    service: type = SimService
+
+    def parts(self) -> tuple[type, ...]:
+        """The classes that a wrong version replaces."""
+        return self.state, self.worker, self.service
 
     def steps_of(self, worker: int) -> int:
         """Workers end at different times."""
@@ -62,7 +67,7 @@ class Cluster:
         self.world = World(seed)
         self.has_rounds = plan.make_mode().has_rounds
         self.services = [
-            SimService(self.world, i, plan.num_ps, plan.num_workers, plan.make_mode(), plan.state)
+            plan.service(self.world, i, plan.num_ps, plan.num_workers, plan.make_mode(), plan.state)
             for i in range(plan.num_ps)
         ]
         self.processes: list[Worker] = []
@@ -132,7 +137,7 @@ class Cluster:
         """The supervisor: start it again, or tell every ps that it will not come back."""
         if process.is_done or process.incarnation != self._incarnations[process.index]:
             return
-        if "closed already" in str(process.error):
+        if self.has_closed(process):
             return
         if self.world.chance(self.plan.restarts):
             self._to_start += 1
@@ -141,6 +146,13 @@ class Cluster:
             self.lost.add(process.index)
             for service in self.services:
                 self.world.after(self.world.delay() * 3, self.tell_lost, service, process.index)
+
+    def has_closed(self, process: Worker) -> bool:
+        """Whether it ended because its predecessor had done everything, as ps:0 knows."""
+        return (
+            "closed already" in str(process.error)
+            and self.services[0].core.members[process.index].phase is Phase.CLOSED
+        )
 
     def tell_lost(self, service: SimService, index: int) -> None:
         core = service.core
@@ -184,7 +196,7 @@ class Cluster:
                 self.fault(f"{process.name} failed: {process.error!r}")
 
     def may_fail(self, process: Worker) -> bool:
-        if "closed already" in str(process.error):
+        if self.has_closed(process):
             return True
         plan = self.plan
         return bool(plan.evictions or plan.zombies or (plan.cuts and not plan.retries))
@@ -242,6 +254,9 @@ class Cluster:
             kept = [k for k in core.slots if k not in core.state.staged and not core.members.is_current(*k)]
             if kept:
                 self.fault(f"{service.name} never freed the slots of {kept}")
+            known = [id(slot) for slot in core.slots.values()]
+            if any(slot.arena.is_open and id(slot) not in known for slot in service.ledger.made):
+                self.fault(f"{service.name} made a slot and lost it")
 
 
 def simulate(plan: Plan, seed: int) -> list[str]:

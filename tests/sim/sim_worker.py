@@ -181,7 +181,12 @@ class Worker:
             yield from self.close(link)
         closed = yield from self.close(self.links[0])
         if closed is not None and closed.is_last:
+            yield from self.pull_before_saving()
             yield from self.save()
+
+    def pull_before_saving(self) -> Doing:
+        """Its own end may have closed a round with the gradient of one that died."""
+        yield from self.pull()
 
     def save(self) -> Doing:
         versions = []
@@ -244,6 +249,8 @@ class Worker:
 
     def send_push(self, link: Link, kind: Kind, flags: int) -> None:
         self.write_slot(link)
+        if link.slot is not None and not (self.cluster.has_rounds and len(self.links) > 1):
+            link.slot.bell.sleeps_for = self.push_id
         link.send(kind, flags, self.push_id, gradient=self._gradient)
 
     def take(self) -> Doing:

@@ -77,8 +77,15 @@ def test_the_first_source_found_wins(started: Started) -> None:
     assert started.found(FOUR).source == "flags"
     by_argument = started.found(FOUR, flags=True, cluster=CLUSTER)
     assert by_argument.source == "cluster argument"
-    started.environ.update(encode_for_child(by_argument))
+    by_launcher = msgspec.structs.replace(by_argument, source="launcher")
+    started.environ.update(encode_for_child(by_launcher))
     assert started.found(FOUR, flags=True, cluster=CLUSTER).source == "launcher"
+
+
+def test_a_script_in_the_process_of_serve_learns_how_serve_found_it(started: Started) -> None:
+    by_serve = started.found(FOUR, flags=True)
+    started.environ.update(encode_for_child(by_serve))
+    assert started.found("").source == "flags"
 
 
 def test_a_child_learns_exactly_what_the_launcher_knew() -> None:

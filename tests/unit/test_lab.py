@@ -142,6 +142,7 @@ def test_verdicts(ratio: float, told: str) -> None:
 
 def test_a_noisy_machine_gets_no_verdict() -> None:
     assert tables.verdict(ROWS[1], summary_of(0.9), noise=0.26) == "too noisy to say (A/A spread 0.26)"
+    assert tables.verdict(ROWS[1], summary_of(0.9), 0.01, others=0.5) == "too noisy to say (others used 0.50 cores)"
     assert tables.verdict(ROWS[0], summary_of(0.9), noise=0.26) == "-"
 
 

@@ -32,7 +32,7 @@ from paceline.launchers.closing import shown
 from paceline.launchers.ports import Reserved
 
 STARTING = 2  # scenarios that start at the same time
-READY_S = 300.0
+READY_S = 180.0
 SEGMENT_S = 120.0
 END_S = 10.0
 IDLE_S = 2.0
@@ -120,6 +120,7 @@ class Measuring:
         self._failures: dict[str, str] = {}
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
+        self._others = 0.0  # cores that other programs used meanwhile
 
     def run(self, folder: Path) -> int:
         try:
@@ -208,9 +209,9 @@ class Measuring:
                 )
                 times.append(self._measure(repetition, at, segment))
             self._pairs += scenario.pairs(segments, times)
-        _, others = meter.cores()
-        self._results.others(others)
-        self.progress.say(f"Meanwhile other programs used {others:.2f} of the cores; 0 is what a measurement wants.")
+        _, self._others = meter.cores()
+        self._results.others(self._others)
+        self.progress.say(f"Meanwhile other programs used {self._others:.2f} cores; 0 is what a measurement wants.")
 
     def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
         """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""
@@ -242,7 +243,7 @@ class Measuring:
     def _sum_up(self) -> int:
         rows = self._matrix.rows
         summaries = [tables.summarise(row, self._of(index)) for index, row in enumerate(rows)]
-        cells = tables.cells(rows, summaries, self._failures)
+        cells = tables.cells(rows, summaries, self._failures, self._others)
         for summary, line in zip(summaries, cells, strict=True):
             if summary is not None:
                 self._results.row(summary, line[-1])

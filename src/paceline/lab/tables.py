@@ -14,6 +14,7 @@ from paceline.lab.scenario import Pair, Row
 COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "bar", "aim", "verdict")
 NONE = "-"
 MAX_NOISE = 0.10  # a larger spread between one process and the same again: no verdict would mean anything
+MAX_OTHERS = 0.10  # cores that other programs may use; a single process does not feel them, two workers do
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -68,8 +69,8 @@ def summarise(row: Row, measured: Sequence[Pair]) -> Summary | None:
     )
 
 
-def verdict(row: Row, summary: Summary, noise: float) -> str:
-    """Whether a row is where it should be; `noise` is the spread of the A/A row.
+def verdict(row: Row, summary: Summary, noise: float, others: float = 0.0) -> str:
+    """Whether a row is where it should be; `noise` is the spread of the A/A row, `others` the cores not ours.
 
     >>> row = Row(title="x", scenario="x", beside="single", bar=1.3, aim=1.1)
     >>> told = summarise(row, [Pair(0, 1.25, 1.0)])
@@ -80,6 +81,8 @@ def verdict(row: Row, summary: Summary, noise: float) -> str:
         return NONE
     if noise > MAX_NOISE:
         return f"too noisy to say (A/A spread {noise:.2f})"
+    if others > MAX_OTHERS:
+        return f"too noisy to say (others used {others:.2f} cores)"
     if row.aim is not None and summary.ratio <= row.aim:
         return "aim reached"
     if summary.ratio <= row.bar:
@@ -95,20 +98,23 @@ def noise_of(rows: Sequence[Row], summaries: Sequence[Summary | None]) -> float:
 
 
 def cells(
-    rows: Sequence[Row], summaries: Sequence[Summary | None], failures: Mapping[str, str]
+    rows: Sequence[Row], summaries: Sequence[Summary | None], failures: Mapping[str, str], others: float = 0.0
 ) -> list[tuple[str, ...]]:
     """The table's text, row by row; `failures` has the cause of every scenario that did not run to the end."""
     noise = noise_of(rows, summaries)
-    return [_cells(row, summary, failures, noise) for row, summary in zip(rows, summaries, strict=True)]
+    made = []
+    for row, summary in zip(rows, summaries, strict=True):
+        told = "not measured" if summary is None else verdict(row, summary, noise, others)
+        made.append(_cells(row, summary, failures, told))
+    return made
 
 
-def _cells(row: Row, summary: Summary | None, failures: Mapping[str, str], noise: float) -> tuple[str, ...]:
+def _cells(row: Row, summary: Summary | None, failures: Mapping[str, str], told: str) -> tuple[str, ...]:
     cause = failures.get(row.scenario) or failures.get(row.beside)
     bars = (_ratio(row.bar), _ratio(row.aim))
     if summary is None:
-        return (row.title, *[NONE] * 5, *bars, f"failed: {cause}" if cause else "not measured")
+        return (row.title, *[NONE] * 5, *bars, f"failed: {cause}" if cause else told)
     numbers = (f"{summary.us:.0f}", f"{summary.beside_us:.0f}", f"{summary.ratio:.3f}", f"{summary.median:.3f}")
-    told = verdict(row, summary, noise)
     if cause:
         told = f"{told} ({summary.reps} repetitions, then failed: {cause})"
     return (row.title, *numbers, f"{summary.spread:.3f}", *bars, told)

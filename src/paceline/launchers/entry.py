@@ -19,9 +19,19 @@ from types import TracebackType
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover, encode_for_child
-from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, PacelineError, UsageError
+from paceline.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TRAINING,
+    AuthenticationError,
+    PacelineError,
+    Refused,
+    UsageError,
+    WaitTimeout,
+)
 
 PR_SET_PDEATHSIG = 1
+TOLD_BY_MESSAGE = (UsageError, AuthenticationError, Refused, WaitTimeout)  # where they were raised adds nothing
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +71,12 @@ def serve(assignment: Assignment) -> None:
 
 
 def close(code: int) -> None:
-    from paceline.launchers.task import finish
+    from paceline.launchers import task
 
-    finish(is_ok=code == EXIT_OK, is_interrupted=code == EXIT_INTERRUPTED)
+    if code == EXIT_INTERRUPTED:
+        task.give_up()
+    else:
+        task.finish(code == EXIT_OK)
 
 
 def execute(program: Program) -> None:
@@ -86,7 +99,7 @@ def guarded(body: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except UsageError as error:
+    except TOLD_BY_MESSAGE as error:
         print(f"paceline: {error}", file=sys.stderr)
         return error.exit_code
     except BaseException as error:

@@ -161,15 +161,18 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
 
     >>> verdict({Task("worker", 1): 1}, End.WORKERS_ENDED)
     (1, 'worker:1 failed with exit code 1')
+    >>> verdict({Task("worker", 0): 1, Task("worker", 1): 3}, End.WORKERS_ENDED)[0]
+    1
     """
     if end is End.INTERRUPTED:
         return EXIT_INTERRUPTED, end.value
     if not failures:
         return (EXIT_OK, None) if end is End.WORKERS_ENDED else (EXIT_CLUSTER, end.value)
     error = "; ".join(f"{task} {closing.how(code)}" for task, code in failures.items())
-    if EXIT_CLUSTER in failures.values() or any(task.job == "ps" for task in failures):
+    if any(task.job == "ps" for task in failures):
         return EXIT_CLUSTER, error
-    return (EXIT_USAGE if EXIT_USAGE in failures.values() else EXIT_TRAINING), error
+    first = next(iter(failures.values()))  # what follows it may only be its consequence
+    return (first if first in (EXIT_USAGE, EXIT_CLUSTER) else EXIT_TRAINING), error
 
 
 def sum_up(run: Run, failures: dict[Task, int], error: str | None, wall_s: float) -> dict[str, object]:

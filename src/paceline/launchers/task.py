@@ -18,6 +18,7 @@ import msgspec
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.spec import Addresses, ClusterSpec
 from paceline.errors import PacelineError, UsageError
+from paceline.launchers.entry import TOLD_BY_MESSAGE
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.ports import by_whom
 from paceline.telemetry import lines
@@ -72,7 +73,7 @@ def init(
     _reserve(assignment)
     context = Context(assignment, flush_line)
     _contexts.append(context)
-    atexit.register(_close_at_exit, context)
+    atexit.register(_close_at_exit)
     return context
 
 
@@ -100,26 +101,27 @@ def serve_ps(assignment: Assignment) -> None:
     serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
 
 
-def finish(is_ok: bool, is_interrupted: bool = False) -> None:
+def finish(is_ok: bool) -> None:
     """After the script: close what it left open. After a failure without a word, so that the ps sees a death."""
     while _contexts:
-        context = _contexts.pop()
-        context.close(is_ok)
-        if is_interrupted:
-            _say_goodbye(context)
+        _contexts.pop().close(is_ok)
 
 
-def _close_at_exit(context: Context) -> None:
+def give_up() -> None:
+    """After Ctrl+C: whoever pressed it at a task started by hand does not start it again, so the ps need not wait."""
+    given_up = [context.assignment for context in _contexts]
+    finish(is_ok=False)
+    for each in given_up:
+        if each is not None and each.source != "launcher" and each.task in each.cluster.workers:
+            tell_lost(each.cluster, each.secret, each.task, each.settings.lane, try_s=0.0)
+
+
+def _close_at_exit() -> None:
     error = getattr(sys, "last_value", None)
-    if context in _contexts:
-        finish(is_ok=error is None, is_interrupted=isinstance(error, KeyboardInterrupt))
-
-
-def _say_goodbye(context: Context) -> None:
-    """Whoever pressed Ctrl+C at a task started by hand does not start it again: the ps need not wait for it."""
-    assignment = context.assignment
-    if assignment is not None and assignment.source != "launcher" and assignment.task in assignment.cluster.workers:
-        tell_lost(assignment.cluster, assignment.secret, assignment.task, assignment.settings.lane, try_s=0.0)
+    if isinstance(error, KeyboardInterrupt):
+        give_up()
+    else:
+        finish(error is None)
 
 
 def _let_errors_set_the_exit_code() -> None:
@@ -128,7 +130,7 @@ def _let_errors_set_the_exit_code() -> None:
         return  # somebody else's, or ours
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, UsageError):
+        if isinstance(error, TOLD_BY_MESSAGE):
             print(f"paceline: {error}", file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, trace)

@@ -61,7 +61,9 @@ class Desk:
             if core.shard is None:
                 plan = place(join.layout, join.num_ps, join.placement)
                 core.shard = Shard(join.layout, plan, core.config.index, join.optimizer)
-            slot = core.slots.setdefault(key, core.shard.new_slot())
+            slot = core.slots.get(key)
+            if slot is None:
+                slot = core.slots[key] = core.shard.new_slot()
             slot.options = join.optimizer.groups
             peer.key, peer.slot = key, slot
             core.peers[key] = peer

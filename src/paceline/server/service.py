@@ -25,6 +25,7 @@ from paceline.wire.messages import Carried, Failed, PushTail, decode
 
 MAX_HALF_OPEN = 64
 TICK_S = 0.25
+END_S = 2.0  # how long close() waits for the threads of connections that it has just ended
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
 
@@ -38,7 +39,10 @@ class Service:
         self._listeners: list[Listener] = []
         self._half_open = threading.BoundedSemaphore(MAX_HALF_OPEN)
         self._streams: set[Stream] = set()
+        self._threads: set[threading.Thread] = set()
         self._over = threading.Event()
+        # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
+        self._answers_have_tails = config.mode.has_rounds and config.num_ps > 1
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -47,7 +51,7 @@ class Service:
         for name in lanes:
             listener = LANES[name].listen(address)
             self._listeners.append(listener)
-            threading.Thread(target=self._accept, args=(listener,), name=f"accept-{name}", daemon=True).start()
+            self._start(f"accept-{name}", self._accept, listener)
 
     def run(self, on_tick: Callable[[Core], None]) -> None:
         """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
@@ -69,6 +73,18 @@ class Service:
             listener.close()
         for stream in list(self._streams):
             stream.shutdown()
+        for peer in list(self.core.peers.values()):
+            peer.outbox.put(None)
+        deadline = time.monotonic() + END_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
+        """Start a thread that close() waits for: one that frees tensors while Python ends would abort the process."""
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._threads.difference_update([t for t in list(self._threads) if t.ident is not None and not t.is_alive()])
+        self._threads.add(thread)
+        thread.start()
 
     def _is_over(self) -> bool:
         """Everybody closed or lost, and their connections ended; the silent ones are given up after a while."""
@@ -100,7 +116,7 @@ class Service:
             if not self._half_open.acquire(blocking=False):
                 stream.close()  # too many strangers knock at once; a task of ours tries again
                 continue
-            threading.Thread(target=self._greet, args=(stream,), name="connection", daemon=True).start()
+            self._start("connection", self._greet, stream)
 
     def _greet(self, stream: Stream) -> None:
         self._streams.add(stream)
@@ -150,6 +166,8 @@ class Service:
                 answers += core.drop(peer.watches)
             self.desk.release_starters()
         self._answer(answers, None)
+        if self._is_over():
+            self._over.set()
 
     def _beat(self, peer: Peer) -> None:
         if peer.watches is not None:
@@ -255,7 +273,7 @@ class Service:
             with core.lock:
                 flags = core.ticket_flag(peer)
         tail = core.decisions_tail(answer)
-        if peer.channel.shares_memory and not tail and not is_pull and answer.outcome != Outcome.STAGED:
+        if peer.channel.shares_memory and not is_pull and not self._answers_have_tails:
             assert peer.slot is not None
             if not peer.slot.bell.ring(answer.push_id, answer.version, answer.outcome, flags):
                 return

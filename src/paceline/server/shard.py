@@ -16,7 +16,7 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.views import NAMES, as_bytes, flat
 from paceline.wire.messages import OptimizerSpec, Options, SlotEntry
-from paceline.wire.segments import HEADER_BYTES, Bell
+from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
 
 BLOCK_ELEMENTS = 1 << 18
 
@@ -145,7 +145,7 @@ class Shard:
         sequence = self._sequence[0]
         self._sequence[0] = sequence + 1
         self.memory[:] = values
-        self._sequence[0] = sequence
+        self._sequence[0] = (sequence + ASSIGNMENT) % (1 << 64)
 
     def slots(self) -> tuple[list[SlotEntry], list[memoryview]]:
         """All optimizer state, described and as bytes, in the order of the description."""

@@ -10,6 +10,7 @@ Called by transport/channel on both sides. The secret is never sent, logged or p
 
 import hmac
 import os
+import time
 from hashlib import blake2b
 
 from paceline.errors import AuthenticationError, ConnectionLost, WaitTimeout
@@ -60,8 +61,13 @@ def as_client(stream: Stream, secret: bytes, address: str) -> tuple[bytes, bytes
 
 
 def _read(stream: Stream, size_bytes: int) -> bytes:
-    data = bytearray(size_bytes)
-    stream.recv_into(memoryview(data))
+    """All of it before the deadline: a stranger that sends one byte and falls silent must not hold a place."""
+    data, position = memoryview(bytearray(size_bytes)), 0
+    deadline = time.monotonic() + HANDSHAKE_S
+    while position < size_bytes:
+        position += stream.recv_some(data[position:])
+        if position < size_bytes and time.monotonic() >= deadline:
+            raise WaitTimeout("the rest did not come in time")
     return bytes(data)
 
 

@@ -2,12 +2,14 @@
 
 Used by server/shard and server/service, and by worker/link. Plain memory: no lock, no system call.
 
-A segment of parameters starts with a *sequence number*: odd while an update runs, then 2 x version.
+A segment of parameters starts with a *sequence number*: odd while an update runs, then 2 x version. Values
+that come from outside make no version; they are counted in the number's upper bits, so that it still changes.
 A slot starts with a *bell*: the ps writes its answer there, and sends a frame only to a worker that already sleeps.
 Most answers are there before a worker asks for them, so most cost neither side a system call.
 """
 
 HEADER_BYTES = 64
+ASSIGNMENT = 1 << 48  # added to the sequence number when values come from outside
 
 _ANSWERED, _VERSION, _OUTCOME, _SLEEPS = range(4)
 

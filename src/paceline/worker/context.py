@@ -331,6 +331,7 @@ class Context:
         paths = self._paths()
         is_wanted = self._require_cluster().settings.save_every != "none"
         if isinstance(closed, m.Closed) and closed.is_last and paths is not None and is_wanted:
+            trainee.client.pull()  # our end may have closed a round with the gradient of one that died
             self._save(paths)
 
     def _save(self, paths: RunPaths) -> Path:

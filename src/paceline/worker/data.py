@@ -72,15 +72,16 @@ class EveryNth:
         return -(-len(self._batches) // self._num_workers)
 
     def __iter__(self) -> Iterator[Sequence[int]]:
-        taken = 0
+        count = 0
         kept: list[Sequence[int]] = []
-        for number, batch in enumerate(self._batches):
-            if number < self._num_workers:
+        for batch in self._batches:
+            if count < self._num_workers:
                 kept.append(batch)
-            if number % self._num_workers == self._worker:
-                taken += 1
+            if count % self._num_workers == self._worker:
                 yield batch
-        if taken < len(self) and kept:
+            count += 1
+        in_last_round = count % self._num_workers  # so many workers have a batch in the round that is not full
+        if 0 < in_last_round <= self._worker:
             yield kept[self._worker % len(kept)]
 
 
@@ -97,15 +98,22 @@ def share(
         say("paceline: a loader without batches is not shared out: every worker iterates all of it")
         return loader
     batches: Any
-    plain_batches = type(loader.batch_sampler) is BatchSampler
-    if plain_batches and type(loader.sampler) in (RandomSampler, SequentialSampler) and loader.batch_size is not None:
-        shuffle = type(loader.sampler) is RandomSampler
-        size = len(loader.dataset)  # type: ignore[arg-type]
+    sampler = loader.sampler
+    if type(loader.batch_sampler) is BatchSampler and _takes_all_once(sampler) and loader.batch_size is not None:
+        shuffle = type(sampler) is RandomSampler
+        size = len(sampler)  # type: ignore[arg-type]
         batches = SharedBatches(size, loader.batch_size, shuffle, worker, num_workers, seed, loader.drop_last)
     else:
         say("paceline: a sampler of your own is shared out batch by batch: it must give all workers the same order")
         batches = EveryNth(loader.batch_sampler, worker, num_workers)
     return _with_batches(loader, batches)
+
+
+def _takes_all_once(sampler: object) -> bool:
+    """Whether torch's own sampler gives every index once: not with replacement, nor another number of them."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
 
 
 def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
@@ -123,6 +131,7 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         generator=loader.generator,
+        in_order=loader.in_order,
         **options,
     )
 

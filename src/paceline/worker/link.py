@@ -11,9 +11,10 @@ from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Failed, Join, Joined, Reply, Request
-from paceline.wire.segments import HEADER_BYTES, Bell
+from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
 
 TORN_TRIES = 3
+OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
 
 
 class Link:
@@ -124,10 +125,11 @@ class Link:
                 continue
             self.into[:] = self._parameters
             if self._sequence[0] == before:
-                self.version = before // 2
+                self.version = before % ASSIGNMENT // 2
                 return
-        self.send(Kind.PULL, Flag.INTO_SLOT, push_id)
-        frame = self._wait(push_id)
+        asked = push_id | OWN_ID  # a frame that was to wake us for the push itself may still be on its way
+        self.send(Kind.PULL, Flag.INTO_SLOT, asked)
+        frame = self._wait(asked)
         assert self.slot is not None
         self.into[:] = self.slot
         self.version = frame.version

@@ -25,7 +25,7 @@ from paceline.wire.frames import Outcome
 from paceline.wire.messages import Assign, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
 from paceline.worker.slots import Slots, gather
-from paceline.worker.torch_copies import copies_stand_alone
+from paceline.worker.torch_copies import copies_stand_alone, readers_see_the_newest
 
 SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
@@ -116,6 +116,8 @@ class Trainee:
         self._bind()
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
         self._option_names = tuple(optimizer.defaults)
+        values = [value for group in optimizer.param_groups for value in group.values()]
+        self._has_tensor_options = any(isinstance(value, torch.Tensor) for value in values)
         self._sent_options = self._option_values()
         self.is_lazy = False
         self._hook_fired = False
@@ -203,6 +205,7 @@ class Trainee:
             ("_load_state_dict_post_hooks", self.model.register_load_state_dict_post_hook(lambda *_: on_load())),  # type: ignore[no-untyped-call]
         ]
         copies_stand_alone(self.model, hooks, self.settle)
+        readers_see_the_newest(self.model, self.settle)
 
     def _view_slot(self, slot: memoryview, pieces: Sequence[Any]) -> None:
         trained = self.layout.trained
@@ -263,7 +266,7 @@ class Trainee:
             warnings.warn(
                 "paceline: a step came without a forward pass of the prepared model before it, so every step() waits "
                 "for its parameters from now on",
-                stacklevel=4,
+                stacklevel=6,  # the script's own optimizer.step()
             )
 
     def _check_anchor(self) -> None:
@@ -309,7 +312,10 @@ class Trainee:
 
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names
-        return [[group[n] for n in names] for group in self.optimizer.param_groups]
+        values = [[group[n] for n in names] for group in self.optimizer.param_groups]
+        if self._has_tensor_options:  # a scheduler changes those in place, so a copy must be kept
+            values = _plain(values)
+        return values
 
     def _changed_options(self) -> list[Options] | None:
         """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
@@ -382,7 +388,7 @@ class Trainee:
         self._sent_options = []  # ps:0 alone hears of this push: what it says of options is said again with the next
         warnings.warn(
             f"paceline: step {self.steps + 1} discarded, gradient not finite in {', '.join(bad)}",
-            stacklevel=5,
+            stacklevel=7,  # the script's own optimizer.step()
         )
         return False
 

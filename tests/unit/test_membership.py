@@ -1,0 +1,99 @@
+"""WHO is alive, and who takes part in rounds?"""
+
+import pytest
+
+from paceline.cluster.membership import Membership, Phase
+
+
+@pytest.fixture
+def members() -> Membership:
+    three = Membership(3)
+    for worker in range(3):
+        three.join(worker, 1, now_s=10.0)
+    return three
+
+
+def test_nobody_has_joined_at_first() -> None:
+    members = Membership(2)
+    assert (members.missing, members.live, members.training) == ([0, 1], [], frozenset())
+    assert not members.is_over
+    assert not members.is_current(0, 0)
+    assert [members.knows(w) for w in (-1, 0, 1, 2)] == [False, True, True, False]
+
+
+def test_a_newer_incarnation_fences_the_older(members: Membership) -> None:
+    assert members.join(1, 2, now_s=11.0)
+    assert members.is_current(1, 2)
+    assert not members.is_current(1, 1)
+    assert not members.join(1, 1, now_s=12.0)
+    assert members.is_current(1, 2)
+
+
+def test_the_same_incarnation_may_connect_again(members: Membership) -> None:
+    assert members.leave(1, 1)
+    assert not members.is_current(1, 1)
+    assert members.join(1, 1, now_s=12.0)
+    assert members.is_current(1, 1)
+
+
+def test_the_end_of_an_old_connection_does_not_touch_the_successor(members: Membership) -> None:
+    members.join(1, 2, now_s=11.0)
+    assert not members.leave(1, 1)
+    assert members.is_current(1, 2)
+
+
+def test_pausing_is_living_without_training(members: Membership) -> None:
+    members.pause(1)
+    assert members.training == {0, 2}
+    assert members.live == [0, 1, 2]
+    assert members.is_current(1, 1)
+    members.resume(1)
+    assert members.training == {0, 1, 2}
+
+
+def test_only_who_pauses_resumes_and_only_who_trains_pauses(members: Membership) -> None:
+    members.close(0)
+    members.leave(1, 1)
+    for worker in (0, 1):
+        members.pause(worker)
+        members.resume(worker)
+    assert members.training == {2}
+    assert members[0].phase is Phase.CLOSED
+    assert members[1].phase is Phase.GONE
+
+
+def test_who_has_closed_does_not_become_gone_or_lost(members: Membership) -> None:
+    members.close(0)
+    assert not members.leave(0, 1)
+    members.lose(0)
+    assert members[0].phase is Phase.CLOSED
+
+
+def test_who_was_given_up_does_not_come_back(members: Membership) -> None:
+    members.leave(1, 1)
+    assert members.gone == [1]
+    members.lose(1)
+    assert members.gone == [1]
+    assert not members.join(1, 1, now_s=12.0)
+    assert not members.join(1, 2, now_s=12.0)
+
+
+def test_it_is_over_when_everybody_has_closed_or_is_lost(members: Membership) -> None:
+    members.close(0)
+    members.close(1)
+    assert not members.is_over
+    members.leave(2, 1)
+    assert not members.is_over
+    members.lose(2)
+    assert members.is_over
+
+
+def test_a_lease_runs_out_in_silence(members: Membership) -> None:
+    members.heard(0, 1, 14.0)
+    members.heard(1, 7, 14.0)  # of nobody we know
+    members.pause(2)
+    assert members.expired(15.0, lease_s=5.0) == []
+    assert members.expired(15.1, lease_s=5.0) == [(1, 1), (2, 1)]
+    members.leave(1, 1)
+    members.close(2)
+    assert members.expired(100.0, lease_s=5.0) == [(0, 1)]

@@ -8,13 +8,12 @@ Used by server/state on ps:0 only. Pure. The decision is two-phase commit with t
 4. workers carry the set in their next pulls; a shard applies it on first sight, once.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.wire.decisions import Decision, Key
 
 
-@dataclass(slots=True, frozen=True)
-class Vote:
+class Vote(NamedTuple):
     incarnation: int
     push_id: int
     is_finite: bool

@@ -9,6 +9,7 @@ INVARIANT I2: a (worker, incarnation, push id) is applied at most once: ids of o
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
@@ -18,15 +19,13 @@ from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Outcome
 
 
-@dataclass(slots=True, frozen=True)
-class Apply:
+class Apply(NamedTuple):
     """Make one update from the staged gradients of these, in this order."""
 
     contributors: tuple[Key, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Tell this worker what became of its push, and that it may read `version` now."""
 
     key: Key
@@ -36,8 +35,7 @@ class Answer:
     decisions: tuple[Decision, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class Free:
+class Free(NamedTuple):
     """Nobody will read this gradient slot again."""
 
     key: Key
@@ -48,7 +46,7 @@ Action = Apply | Answer | Free
 
 @dataclass(slots=True)
 class ShardState:
-    """One shard's bookkeeping. `rounds` is None except on ps:0 of a mode that has rounds."""
+    """One shard's bookkeeping. `rounds` stays empty except on ps:0 of a mode that has rounds."""
 
     mode: Mode
     members: Membership

@@ -1,7 +1,7 @@
 """HOW are bytes carried? What a lane must offer; everything above it sees only this.
 
 A lane listens and connects; a stream moves bytes in order and, where memory can be shared, hands arenas over.
-A new lane passes tests/contract/test_lanes.py and never decides anything about training.
+A new lane passes tests/contract/test_lane_contract.py and never decides anything about training.
 """
 
 import os

@@ -46,6 +46,7 @@ class Context:
         self._samples = 0
         self.seed = 0
         self._next_line_s = 0.0
+        self._log_every = assignment.settings.log_every if assignment else 0
         self.clock = StepClock()
         self._saving = SavePolicy(assignment.settings.save_every) if assignment and self.is_chief else None
         paths = self._paths()
@@ -154,24 +155,18 @@ class Context:
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
         self.clock.step(self._samples)
-        trainee = self._trainee
-        every = self._assignment.settings.log_every if self._assignment else 0
-        if every:
-            is_due = trainee.steps % every == 0
-        else:
-            now = time.monotonic()
-            is_due = now >= self._next_line_s
-            if is_due:
-                self._next_line_s = now + 1 / LINES_PER_S
-        if self._saving is not None and self._saving.is_due(trainee.steps, time.monotonic()):
+        steps, now_s = self._trainee.steps, time.monotonic()
+        if self._saving is not None and self._saving.is_due(steps, now_s):
             self.save()
-        if is_due:
-            self._say(lines.step_line(time.time(), self.worker_index, trainee.steps, self._newest_step()))
+        if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
+            self._next_line_s = now_s + 1 / LINES_PER_S
+            self._say(lines.step_line(time.time(), self.worker_index, steps, self._newest_step()))
 
     def _newest_step(self) -> int:
         """The global step with this worker's own push in it, without waiting for the answer to that push."""
-        version: int = self._trainee.client.links[0].version
-        return version + self._trainee.client.is_pending
+        client = self._trainee.client
+        newest: int = client.links[0].version + client.is_pending
+        return newest
 
     def _tick(self) -> None:
         steps, at_s = 0, time.monotonic()

@@ -5,6 +5,7 @@ whoever copies, saves or walks through it takes the answer first. Given on the i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 REDUCE = "__reduce_ex__"
@@ -31,9 +32,9 @@ def copies_stand_alone(model: Any, hooks: Sequence[tuple[str, Any]], settle: Cal
 def readers_see_the_newest(model: Any, settle: Callable[[], None]) -> None:
     """Let model.parameters() take the last answer first: an average of the weights is made right after a step."""
 
-    def named_parameters(*args: Any, **options: Any) -> Iterator[tuple[str, Any]]:
+    def named_parameters(self: Any, *args: Any, **options: Any) -> Iterator[tuple[str, Any]]:
         settle()
-        walk: Iterator[tuple[str, Any]] = model.__class__.named_parameters(model, *args, **options)
+        walk: Iterator[tuple[str, Any]] = self.__class__.named_parameters(self, *args, **options)
         return walk
 
-    model.__dict__[WALK] = named_parameters
+    model.__dict__[WALK] = MethodType(named_parameters, model)  # a method: torch.compile looks what is behind it

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(180)
 def test_the_others_finish_and_the_lost_one_is_named(
     mode: str, lane: str, num_ps: int, processes: Processes, train: Path, tmp_path: Path
 ) -> None:
-    flags = [f"--mode={mode}", f"--lane={lane}", f"--ps={num_ps}", "--run-dir=made"]
+    flags = [f"--mode={mode}", f"--lane={lane}", f"--ps={num_ps}", "--placement=round_robin", "--run-dir=made"]
     launcher = processes.paceline("run", *flags, train, "--kill-at=1:20").ends_with(1)
     assert "worker:1 was killed by SIGKILL; its log: made/logs/worker-1.log" in launcher.lines
     summary = json.loads((tmp_path / "made" / "summary.json").read_text())
@@ -33,6 +33,8 @@ def test_the_others_finish_and_the_lost_one_is_named(
     # Its twentieth push had left it, so it counts; the answer was never taken.
     assert summary["global_step"] == (60 if mode == "async" else 40)
     assert [row["updates"] for row in summary["ps"]] == [summary["global_step"]] * num_ps
+    log = (tmp_path / "made" / "logs" / "worker-0.log").read_text()
+    assert f"Worker 0 of 2: mode {mode}, lane {lane}, batch 4 a worker, 8 together" in log.splitlines()
 
 
 @pytest.mark.slow

@@ -124,6 +124,7 @@ def test_ctrl_c_while_a_task_waits_for_the_others(cluster: ByHand, ports: Reserv
         assert "Traceback" not in task.text
 
 
+@pytest.mark.slow
 def test_ctrl_c_to_one_worker_lets_the_others_finish(cluster: ByHand, gate: Gate, tmp_path: Path) -> None:
     """By hand nobody restarts it: the ps must not wait for it to come back."""
     flags = ("--mode=sync", f"--run_dir={tmp_path / 'run'}", *cluster.hosts)

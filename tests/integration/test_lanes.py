@@ -1,4 +1,7 @@
-"""Lanes forced with --lane, over two ps with each placement; the default is in test_run."""
+"""Lanes forced with --lane, over two ps with each placement; the default is in test_run.
+
+The quick suite has tcp in tests/fault/test_worker_killed.
+"""
 
 import json
 import re
@@ -7,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import Processes
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 TABLES = {
     "round_robin": {"0.weight": "0", "0.bias": "1", "2.weight": "0", "2.bias": "1"},
@@ -19,9 +22,9 @@ TABLES = {
     ("lane", "placement", "mode"),
     [
         ("tcp", "round_robin", "async"),
-        pytest.param("shm", "greedy", "sync", marks=pytest.mark.slow),
-        pytest.param("tcp", "greedy", "sync", marks=pytest.mark.slow),
-        pytest.param("shm", "round_robin", "async", marks=pytest.mark.slow),
+        ("shm", "greedy", "sync"),
+        ("tcp", "greedy", "sync"),
+        ("shm", "round_robin", "async"),
     ],
 )
 def test_a_forced_lane_is_taken_and_named(

@@ -426,7 +426,7 @@ class Variable(msgspec.Struct):
     dtype: str = "float32"
     version: int = 7
     ps: tuple[str, ...] = ("ps:0", "ps:1")
-    trained: bool = True
+    is_trained: bool = True
 
 
 def test_kv_prints_plain_columns_in_a_pipe(

@@ -112,7 +112,7 @@ def test_no_shape_of_cluster_raises_anything_but_usage_error(cluster: object) ->
     [
         ({"mode": "asinc"}, r"Unknown mode 'asinc'; did you mean 'async'\? \(valid: async, sync\)"),
         ({"placement": "round-robin"}, "did you mean 'round_robin'"),
-        ({"lane": "rdma"}, "valid: auto, inproc, shm, tcp"),
+        ({"lane": "rdma"}, "valid: auto, shm, tcp, inproc"),
         ({"data": "Shard"}, "did you mean 'shard'"),
         ({"replicas_to_aggregate": 1}, "only makes sense with --mode sync"),
         ({"mode": "sync", "replicas_to_aggregate": 0}, "between 1 and the 2 workers"),

@@ -79,10 +79,13 @@ def write(folder: Path, model: Mapping[str, Entry], optimizer: Mapping[str, Entr
     (temporary / "MANIFEST.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     for file in temporary.iterdir():
         _sync(file)
+    older = folder / f".{final.name}.older"
+    shutil.rmtree(older, ignore_errors=True)
     if final.exists():
-        shutil.rmtree(final)
+        os.rename(final, older)  # never removed before the new one is there
     os.rename(temporary, final)
     _sync(folder)
+    shutil.rmtree(older, ignore_errors=True)
     return final
 
 

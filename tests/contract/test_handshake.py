@@ -130,7 +130,7 @@ class Recording(Stream):
         super().__init__(sock)
         self.sent: list[bytes] = []
 
-    def send(self, buffers: object) -> None:
+    def send(self, buffers: object, size_bytes: int = -1) -> None:
         self.sent += [bytes(b) for b in buffers]  # type: ignore[attr-defined]
         super().send(buffers)  # type: ignore[arg-type]
 

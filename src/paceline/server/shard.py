@@ -106,7 +106,7 @@ class Shard:
         torch.add(slots[0].flats[index], slots[1].flats[index], out=total)
         for slot in slots[2:]:
             total.add_(slot.flats[index])
-        total.div_(len(slots))
+        _divide(total, len(slots))
         return self._sum_pieces[index]
 
     def _mean_masked(self, index: int, block: Block, slots: Sequence[Slot]) -> list[torch.Tensor | None]:
@@ -121,7 +121,7 @@ class Shard:
             total.copy_(parts[0])
             for part in parts[1:]:
                 total.add_(part)
-            means.append(total.div_(len(slots)) if len(slots) > 1 else total)
+            means.append(_divide(total, len(slots)))
         return means
 
     def _set_options(self, options: list[Options]) -> None:
@@ -177,6 +177,11 @@ class Shard:
                         block.optimizer.state[parameter][entry.slot] = _cut(entry, piece, data)
 
 
+def _divide(total: torch.Tensor, count: int) -> torch.Tensor:
+    """By a true division. By a power of two it is a multiplication: the same bits, and half the time."""
+    return total.mul_(1 / count) if count & (count - 1) == 0 else total.div_(count)
+
+
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:
     if entry.is_scalar:
         return flat(data, entry.dtype, entry.offset, 1).clone().reshape(())
@@ -225,7 +230,14 @@ def _make(spec: OptimizerSpec, layout: Layout, block: Block) -> torch.optim.Opti
 
 
 def _torch_options(options: Options) -> dict[str, object]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    """The options as torch wants them. Left open, the implementation on a CPU is the plain loop; saying so here spares
+    torch to find that out every time."""
+    made: dict[str, object] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    if made.get("foreach", True) is None and made.get("fused") is None:
+        made["foreach"] = False
+        if "fused" in made:
+            made["fused"] = False
+    return made
 
 
 def _raw_step(name: str) -> Callable[[torch.optim.Optimizer | None], object]:

@@ -48,15 +48,18 @@ class Channel:
         bulk: Sequence[Buffer] = (),
     ) -> None:
         """One frame, its tail, its bulk and the bulk's checksum."""
-        size = sum(memoryview(b).nbytes for b in bulk)
+        size = sum([memoryview(b).nbytes for b in bulk]) if bulk else 0
+        checksum = _checksum(bulk) if 0 < size <= HASH_BYTES else 0
         with self._sending:
-            frame = self._codec.pack(kind, flags, worker, incarnation, lineage, outcome, tail, push_id, version, size)
-            if not size:
-                self.stream.send((frame, tail) if tail else (frame,))
-            elif size <= HASH_BYTES:
-                self.stream.send([frame, tail, *bulk, _checksum(bulk)])
-            else:
+            frame = self._codec.pack(
+                kind, flags, worker, incarnation, lineage, outcome, tail, push_id, version, size, checksum
+            )
+            if size > HASH_BYTES:
                 self._send_hashing(frame, tail, bulk)
+            elif size or tail:
+                self.stream.send([frame, tail, *bulk], FRAME_BYTES + len(tail) + size)
+            else:
+                self.stream.send((frame,))
         self.bytes_out += FRAME_BYTES + len(tail) + size
 
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
@@ -95,7 +98,11 @@ class Channel:
         """The bulk behind `frame`, straight into its place; its size must be what the place has."""
         if frame.bulk_bytes != into.nbytes:
             raise ProtocolError(f"{frame.bulk_bytes} bytes came where {into.nbytes} belong")
-        if not frame.bulk_bytes:
+        if frame.bulk_bytes <= HASH_BYTES:
+            if frame.bulk_bytes:
+                self._fill(into)
+                if xxhash.xxh3_64_intdigest(into) != frame.checksum:
+                    raise ProtocolError("a payload was damaged on the way")
             return
         digest = xxhash.xxh3_64()
         position = 0
@@ -162,8 +169,10 @@ def accept(stream: Stream, secret: bytes) -> Channel:
     return Channel(stream, as_server(stream, secret))
 
 
-def _checksum(bulk: Sequence[Buffer]) -> bytes:
+def _checksum(bulk: Sequence[Buffer]) -> int:
+    if len(bulk) == 1:
+        return xxhash.xxh3_64_intdigest(bulk[0])
     digest = xxhash.xxh3_64()
     for buffer in bulk:
         digest.update(buffer)
-    return digest.digest()
+    return digest.intdigest()

@@ -1,10 +1,11 @@
 """WHAT is said, every step? A fixed 64-byte frame with a keyed MAC over frame, tail and a counter.
 
 Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed by a *tail* (small, covered by the MAC)
-and by *bulk* (a shard's bytes and, behind them, their checksum, so that both sides hash while the bytes are hot).
+and by *bulk*, a shard's bytes. Small bulk has its checksum in the frame; large bulk has it behind, so that both sides hash
+piece by piece while the bytes are in the cache.
 
     kind u8 | flags u8 | worker u16 | incarnation u32 | lineage u16 | outcome u8 | spare u8 | tail_bytes u32 |
-    push_id u64 | version u64 | bulk_bytes u64 | spare u64 | mac 16 bytes
+    push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
 """
 
 import struct
@@ -19,7 +20,7 @@ FRAME_BYTES = 64
 HEADER_BYTES = 48
 MAX_TAIL_BYTES = 16 << 20
 
-_HEADER = struct.Struct("<BBHIHBxIQQQ8x")
+_HEADER = struct.Struct("<BBHIHBxIQQQQ")
 _COUNTER = struct.Struct("<Q")
 _SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
 
@@ -69,6 +70,7 @@ class Frame(NamedTuple):
     push_id: int
     version: int
     bulk_bytes: int
+    checksum: int = 0
     tail: bytes = b""
 
 
@@ -101,6 +103,7 @@ class Codec:
         push_id: int,
         version: int,
         bulk_bytes: int,
+        checksum: int = 0,
     ) -> bytearray:
         """The frame's bytes, valid until the next call."""
         out = self._out
@@ -117,6 +120,7 @@ class Codec:
             push_id,
             version,
             bulk_bytes,
+            checksum,
         )
         _COUNTER.pack_into(out, HEADER_BYTES, self._sent)
         self._sent += 1

@@ -31,6 +31,7 @@ SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
     torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
 )  # fmt: skip
+SMALL_BYTES = 1 << 20  # a shard up to this size is copied together before it is sent on tcp
 EAGER_STEPS = 2  # these wait inside step(), to see whether a forward pass comes before the next one
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
 
@@ -179,10 +180,12 @@ class Trainee:
     def joined(self, on_load: Callable[[], None]) -> None:
         """After the client has joined: views on the slots, parameters from the ps, hooks on the model."""
         self._slots: list[memoryview | None] = []
+        is_small = max(self.plan.shard_bytes) <= SMALL_BYTES
         for link, pieces in zip(self.client.links, self.plan.shards, strict=True):
             slot = link.slot
-            if slot is None and self.device.type != "cpu":
-                slot = Arena.private(link.into.nbytes).memory  # gradients must come to the host before they are sent
+            if slot is None and (self.device.type != "cpu" or is_small):
+                # Gradients of an accelerator must come to the host, and little ones are sent faster in one piece.
+                slot = Arena.private(link.into.nbytes).memory
             self._slots.append(slot if pieces else None)
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._cut: list[tuple[int, int, int, torch.Tensor]] = []
@@ -190,7 +193,7 @@ class Trainee:
         for slot, pieces in zip(self._slots, self.plan.shards, strict=True):
             if slot is not None:
                 self._view_slot(slot, pieces)
-        self._is_direct = not self._whole and not self._cut
+        self._direct = [s for s, pieces in enumerate(self.plan.shards) if pieces and self._slots[s] is None]
         self._payloads: list[Sequence[Buffer]] = [
             () if link.shares_memory or slot is None else (slot,)
             for link, slot in zip(self.client.links, self._slots, strict=True)
@@ -304,11 +307,13 @@ class Trainee:
         options = self._changed_options()
         mask = b"" if all(g is not None for g in gradients) else _bits([g is not None for g in gradients])
         tail = encode(PushTail(options, mask)) if options is not None or mask else b""
-        if self._is_direct:
-            is_finite = self._is_finite([g for g in gradients if g is not None], gradients)
-            return tail, [self._buffers(s, gradients) for s in range(self.plan.num_ps)], is_finite
         self._copy(gradients, bool(mask))
-        return tail, self._payloads, self._is_finite(self._sums, gradients)
+        if not self._direct:
+            return tail, self._payloads, self._is_finite(self._sums, gradients)
+        payloads = list(self._payloads)
+        for shard in self._direct:
+            payloads[shard] = self._buffers(shard, gradients)
+        return tail, payloads, self._is_finite([g for g in gradients if g is not None], gradients)
 
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names

@@ -1,8 +1,8 @@
 """WHAT is said, every step? A fixed 64-byte frame with a keyed MAC over frame, tail and a counter.
 
 Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed by a *tail* (small, covered by the MAC)
-and by *bulk*, a shard's bytes. Small bulk has its checksum in the frame; large bulk has it behind, so that both sides hash
-piece by piece while the bytes are in the cache.
+and by *bulk*, a shard's bytes. Small bulk has its checksum in the frame; large bulk has it behind, so that both sides
+hash piece by piece while the bytes are in the cache.
 
     kind u8 | flags u8 | worker u16 | incarnation u32 | lineage u16 | outcome u8 | spare u8 | tail_bytes u32 |
     push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes

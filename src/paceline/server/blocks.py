@@ -1,0 +1,160 @@
+"""HOW is a shard cut for its updates? Into blocks that fit a core's cache, and a block into runs with one state each.
+
+Used by server/shard. The arithmetic is torch's own: every block has a real torch optimizer over its runs.
+
+A run is one parameter to that optimizer. torch's default implementations give the same bits wherever a vector is cut,
+so neighbouring pieces of a group make one run: one call where there were many. Three things need a run per piece:
+`fused` and `foreach` implementations and half precision, whose bits depend on where a vector ends, and a push in which
+one tensor of a run has a gradient and another has none; then the block is split, for good.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from paceline.errors import ProtocolError
+from paceline.params.layout import ITEM_BYTES, Layout
+from paceline.params.placement import Piece
+from paceline.views import flat
+from paceline.wire.messages import OptimizerSpec, Options
+
+BLOCK_ELEMENTS = 1 << 18
+SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in the last lanes of a vector
+
+State = dict[str, torch.Tensor]
+
+
+class Run(NamedTuple):
+    """Neighbouring pieces of one group; `start` and `numel` count elements of the block, padding between them too."""
+
+    group: int
+    pieces: tuple[Piece, ...]
+    start: int
+    numel: int
+
+
+class Block:
+    """Neighbouring pieces of one dtype, up to 2^18 elements, with the optimizer that updates them."""
+
+    def __init__(self, layout: Layout, pieces: Sequence[Piece], memory: memoryview, optimizer: OptimizerSpec) -> None:
+        self.dtype = layout.trained[pieces[0].tensor].dtype
+        self.offset = pieces[0].offset
+        self.numel = self._element(pieces[-1]) + pieces[-1].numel
+        self._layout = layout
+        self._vector = flat(memory, self.dtype, self.offset, self.numel)
+        is_merged = self.dtype in SAME_ANYWHERE and _is_plain_loop(optimizer)
+        self._use(self._merged(pieces) if is_merged else self._apart(pieces), optimizer)
+
+    def _use(self, runs: list[Run], spec: OptimizerSpec) -> None:
+        self.runs = runs
+        self.parameters = self.views(self._vector)
+        members: list[list[torch.Tensor]] = [[] for _ in spec.groups]
+        for run, parameter in zip(runs, self.parameters, strict=True):
+            if run.group >= len(members):
+                raise ProtocolError(f"a tensor of group {run.group} came with {len(members)} groups")
+            members[run.group].append(parameter)
+        self.optimizer = _make(spec, members)
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """This block's runs on a vector of its size: its parameters, a gradient, a sum."""
+        return [vector[run.start : run.start + run.numel] for run in self.runs]
+
+    def _element(self, piece: Piece) -> int:
+        return (piece.offset - self.offset) // ITEM_BYTES[self.dtype]
+
+    def _apart(self, pieces: Sequence[Piece]) -> list[Run]:
+        groups = [self._layout.trained[p.tensor].group for p in pieces]
+        return [Run(g, (p,), self._element(p), p.numel) for g, p in zip(groups, pieces, strict=True)]
+
+    def _merged(self, pieces: Sequence[Piece]) -> list[Run]:
+        runs: list[Run] = []
+        for run in self._apart(pieces):
+            if runs and runs[-1].group == run.group:
+                last = runs.pop()
+                run = Run(run.group, last.pieces + run.pieces, last.start, run.start + run.numel - last.start)
+            runs.append(run)
+        return runs
+
+    def set_options(self, options: Sequence[Options]) -> None:
+        for group, new in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(torch_options(new))
+
+    def split(self, spec: OptimizerSpec) -> None:
+        """One run a piece from now on; what a run had as state goes to its pieces."""
+        states = dict(self.states())
+        self._use(self._apart([p for run in self.runs for p in run.pieces]), spec)
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            if run.pieces[0] in states:
+                self.optimizer.state[parameter] = {n: v.clone() for n, v in states[run.pieces[0]].items()}
+
+    def states(self) -> Iterator[tuple[Piece, State]]:
+        """The optimizer state of every piece that has any."""
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            state = self.optimizer.state.get(parameter, {})
+            for piece in run.pieces if state else ():
+                start = self._element(piece) - run.start
+                yield piece, {n: _part(v, start, start + piece.numel) for n, v in state.items()}
+
+    def load(self, piece: Piece, state: State) -> None:
+        """Replace a piece's state; the block must be split."""
+        index = next(i for i, run in enumerate(self.runs) if run.pieces == (piece,))
+        self.optimizer.state.pop(self.parameters[index], None)
+        if state:
+            self.optimizer.state[self.parameters[index]] = state
+
+
+def cut(layout: Layout, pieces: Sequence[Piece], memory: memoryview, optimizer: OptimizerSpec) -> list[Block]:
+    """The blocks of a shard: long pieces cut at 2^18 elements, short neighbours of one dtype together."""
+    found: list[list[Piece]] = []
+    for whole in pieces:
+        dtype = layout.trained[whole.tensor].dtype
+        item = ITEM_BYTES[dtype]
+        for start in range(whole.start, whole.stop, BLOCK_ELEMENTS):
+            stop = min(start + BLOCK_ELEMENTS, whole.stop)
+            piece = Piece(whole.tensor, start, stop, whole.offset + (start - whole.start) * item)
+            first = found[-1][0] if found else None
+            is_near = first is not None and (piece.offset - first.offset) // item + piece.numel <= BLOCK_ELEMENTS
+            if is_near and first is not None and layout.trained[first.tensor].dtype == dtype:
+                found[-1].append(piece)
+            else:
+                found.append([piece])
+    return [Block(layout, each, memory, optimizer) for each in found]
+
+
+def raw_step(name: str) -> Callable[[torch.optim.Optimizer], object]:
+    """The optimizer's own step without the profiler and hook wrappers around it: half of its cost at MNIST size."""
+    step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(getattr(torch.optim, name).step)
+    return step
+
+
+def torch_options(options: Options) -> dict[str, object]:
+    """The options as torch wants them. Left open, the implementation on a CPU is the plain loop; saying so here spares
+    torch to find that out every time."""
+    made: dict[str, object] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+    if made.get("foreach", True) is None and made.get("fused") is None:
+        made["foreach"] = False
+        if "fused" in made:
+            made["fused"] = False
+    return made
+
+
+def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.optim.Optimizer:
+    """A real torch optimizer; its groups are the user's, some may be empty here."""
+    groups = [{"params": p, **torch_options(o)} for p, o in zip(members, spec.groups, strict=True)]
+    # Adagrad fills its first sums when it is made, from its argument and not from its groups.
+    start = {n: o for n, o in spec.groups[0].items() if n == "initial_accumulator_value"}
+    made: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **start)
+    return made
+
+
+def _is_plain_loop(spec: OptimizerSpec) -> bool:
+    """Whether torch's default implementation was chosen: no fused, no foreach."""
+    return not any(group.get("foreach") or group.get("fused") for group in spec.groups)
+
+
+def _part(value: torch.Tensor | float, start: int, stop: int) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(value, dtype=torch.float64)
+    return value if value.dim() == 0 else value[start:stop]

@@ -143,7 +143,7 @@ class Connection:
         if self.down.is_ended:
             raise ConnectionLost("the worker is gone")
         self.down.put(
-            Frame(kind, flags, worker, incarnation, 0, outcome, len(tail), push_id, version, bool(bulk), tail)
+            Frame(kind, flags, worker, incarnation, 0, outcome, len(tail), push_id, version, bool(bulk), tail=tail)
         )
 
     def say(self, message: Request | Reply, bulk: Any = ()) -> None:

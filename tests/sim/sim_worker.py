@@ -63,7 +63,7 @@ class Link:
     def send(self, kind: int, flags: int = 0, push_id: int = 0, tail: bytes = b"", gradient: Any = None) -> None:
         w = self._worker
         version = max(self.version, 0)
-        frame = Frame(kind, flags, w.index, w.incarnation, 0, 0, len(tail), push_id, version, 0, tail)
+        frame = Frame(kind, flags, w.index, w.incarnation, 0, 0, len(tail), push_id, version, 0, tail=tail)
         self.connection.say_up(frame, gradient)
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.telemetry import paths
+from paceline.telemetry import paths, summary
 from paceline.telemetry.paths import RunPaths, new_run_dir
-from paceline.telemetry import summary
 from paceline.telemetry.read import records
 from paceline.telemetry.sink import Sink
 

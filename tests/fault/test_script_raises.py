@@ -28,9 +28,10 @@ def check_told_once_and_first(launcher: Process, task: str, error: str) -> None:
     assert "train.py" in shown and "runpy" not in shown and "entry.py" not in shown, "only the script's own frames"
 
 
-@pytest.mark.parametrize(("mode", "global_step"), [("sync", 40), pytest.param("async", 45, marks=pytest.mark.slow)])
+# In async the fifth push of the worker that fails was sent but never acknowledged, so it may count or not.
+@pytest.mark.parametrize(("mode", "counts"), [("sync", {40}), pytest.param("async", {44, 45}, marks=pytest.mark.slow)])
 def test_a_worker_raises_and_the_rest_goes_on(
-    mode: str, global_step: int, processes: Processes, train: Path, tmp_path: Path
+    mode: str, counts: set[int], processes: Processes, train: Path, tmp_path: Path
 ) -> None:
     launcher = processes.paceline("run", f"--mode={mode}", "--run-dir=made", train, "--raise-at=1:5").ends_with(1)
     check_told_once_and_first(launcher, "worker:1", "RuntimeError: worker 1 was told to fail at step 5")
@@ -38,8 +39,8 @@ def test_a_worker_raises_and_the_rest_goes_on(
     assert summary["ok"] is False and summary["lost"] == ["worker:1"]
     assert summary["error"] == "worker:1 failed with exit code 1"
     assert summary["workers"][0]["steps"] == 40 and summary["workers"][0]["metrics"]["own_step"] == 40
-    assert summary["global_step"] == global_step, "five rounds with both, the rest with worker 0 alone"
-    assert (tmp_path / "made" / "checkpoints" / f"step-{global_step:08d}" / "MANIFEST.json").is_file()
+    assert summary["global_step"] in counts, "five rounds with both, the rest with worker 0 alone"
+    assert (tmp_path / "made" / "checkpoints" / f"step-{summary['global_step']:08d}" / "MANIFEST.json").is_file()
 
 
 def test_the_chief_raises_before_prepare_and_the_others_end_with_the_reason(

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from lane_pairs import Running, connected
 
-from paceline.errors import AuthenticationError
+from paceline.errors import AuthenticationError, ConnectionLost
 from paceline.transport import LANES, security
 from paceline.transport.base import Stream
 from paceline.transport.channel import Channel, accept
@@ -147,7 +147,7 @@ def test_a_client_gives_up_a_server_that_says_nothing(
     ends: tuple[socket.socket, Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "HANDSHAKE_S", 0.05)
-    with pytest.raises(AuthenticationError, match="no paceline task"):
+    with pytest.raises(ConnectionLost, match="no paceline task"):
         Running(lambda: as_client(ends[1], SECRET, "there")).result()
 
 

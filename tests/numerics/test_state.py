@@ -265,3 +265,25 @@ def test_a_checkpoint_holds_the_options_of_the_last_step(tmp_path: Path) -> None
     run_cluster(recipe, 1, run_dir=str(tmp_path))
     state = json.loads((tmp_path / "checkpoints" / "step-00000003" / "state.json").read_text())
     assert state["groups"][0]["lr"] == 0.1 * 0.5 * 0.5
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Adam])
+def test_a_parameter_that_is_one_number_keeps_its_state(make: type[torch.optim.Optimizer]) -> None:
+    """The state of a 0-dim parameter is no counter, although it has no dimension either (a logit scale, say)."""
+
+    def fn(ctx: Any) -> None:
+        scale = torch.nn.Parameter(torch.tensor(2.0))
+        model = torch.nn.ParameterDict({"scale": scale})
+        optimizer = make(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+        ctx.prepare(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (scale * 3).backward()
+            optimizer.step()
+        state = optimizer.state_dict()
+        with ctx.assign():
+            optimizer.load_state_dict(state)
+        optimizer.step()
+        assert ctx.global_step == 4
+
+    paceline.launch(fn, ps=1, workers=1)

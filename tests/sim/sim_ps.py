@@ -91,7 +91,7 @@ class SimService(Service):
     """One ps. `deliver` is what its connection threads do with a frame."""
 
     def __init__(self, world: World, index: int, num_ps: int, num_workers: int, mode: Mode, state: type) -> None:
-        config = PsConfig(index, num_ps, num_workers, RUN, mode, "bytes", 5.0, 60.0)
+        config = PsConfig(index, num_ps, num_workers, RUN, mode, "bytes", 5.0)
         super().__init__(config, b"", lambda task, report: None)
         self.world = world
         self.ledger = Ledger(world, index)

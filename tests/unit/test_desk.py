@@ -29,7 +29,6 @@ def test_attaching_is_a_sign_of_life() -> None:
         mode=make_mode("async", None),
         placement="bytes",
         lease_s=LEASE_S,
-        wait_s=10.0,
     )
     core = Core(config)
     desk = Desk(core, lambda task, report: None)

@@ -58,20 +58,9 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 def settings(params: Mapping[str, object]) -> Settings:
     """Return a command's parameters as Settings; whoever makes the run fills in its id and folder."""
     shared = msgspec.convert(dict(params), Shared)
-    check_save_every(shared.save_every)
     if shared.lane == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     return Settings(run_id="", **msgspec.structs.asdict(shared))
-
-
-def check_save_every(text: str) -> None:
-    """Refuse what is neither steps, nor a time, nor none.
-
-    >>> check_save_every("10m")
-    """
-    number = text[:-1] if text[-1:] in ("s", "m", "h") else text
-    if text != "none" and not (number.isdecimal() and int(number) > 0):
-        raise UsageError(f"--save_every is {text!r}; use a number of steps (500), a time (10m, 30s, 2h) or none.")
 
 
 def addresses(text: str | None) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ def discover(
     spec, task, source = place
     settings = argv_flags.settings(given, _run_id_by_hand(spec))
     check(settings, spec)
+    if settings.lane == "inproc":
+        raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ)
     return Assignment(spec, task, 0, settings, secret, source)
 

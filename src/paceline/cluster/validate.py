@@ -29,6 +29,7 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _one_of("lane", settings.lane, ["auto", *LANES])
     _one_of("data", settings.data, DATA)
     _check_replicas(settings, len(cluster.workers))
+    check_save_every(settings.save_every)
     _positive("lease_s", settings.lease_s)
     _positive("wait_s", settings.wait_s)
     if settings.log_every < 0:
@@ -59,6 +60,16 @@ def _check_replicas(settings: Settings, num_workers: int) -> None:
         raise UsageError(f"--replicas_to_aggregate only makes sense with --mode sync, and the mode is {settings.mode}.")
     if not 1 <= count <= num_workers:
         raise UsageError(f"--replicas_to_aggregate is {count}; it must be between 1 and the {num_workers} workers.")
+
+
+def check_save_every(text: str) -> None:
+    """Refuse what is neither steps, nor a time, nor none.
+
+    >>> check_save_every("10m")
+    """
+    number = text[:-1] if text[-1:] in ("s", "m", "h") else text
+    if text != "none" and not (number.isdecimal() and int(number) > 0):
+        raise UsageError(f"--save_every is {text!r}; use a number of steps (500), a time (10m, 30s, 2h) or none.")
 
 
 def _positive(flag: str, seconds: float) -> None:

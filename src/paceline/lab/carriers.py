@@ -121,7 +121,6 @@ def through_ps(orders: Orders, size_bytes: int) -> None:
     if parameters != first:
         raise ProtocolError("the ps gave other bytes back")
     orders.obey(lambda count: repeat(exchange, count))
-    client.stop_beating()
     link.ask(Close())
     client.close()
 

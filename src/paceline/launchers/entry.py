@@ -24,6 +24,7 @@ from paceline.errors import (
     EXIT_OK,
     EXIT_TRAINING,
     AuthenticationError,
+    ConnectionLost,
     PacelineError,
     Refused,
     UsageError,
@@ -31,7 +32,8 @@ from paceline.errors import (
 )
 
 PR_SET_PDEATHSIG = 1
-TOLD_BY_MESSAGE = (UsageError, AuthenticationError, Refused, WaitTimeout)  # where they were raised adds nothing
+# Where these were raised adds nothing.
+TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout)
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

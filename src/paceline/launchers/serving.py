@@ -36,7 +36,6 @@ def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]
         mode=make_mode(settings.mode, settings.replicas_to_aggregate),
         placement=settings.placement,
         lease_s=settings.lease_s,
-        wait_s=settings.wait_s,
     )
     return Service(config, assignment.secret, on_report)
 
@@ -50,7 +49,9 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
 
     def on_report(of: str, report: bytes) -> None:
         if not is_mine:
-            sink.event("report", task=of, report=msgspec.json.decode(report))
+            job, _, index = of.partition(":")  # a worker's index counts the chief first
+            name = of if job == "ps" else str(assignment.cluster.workers[int(index)])
+            sink.event("report", task=name, report=msgspec.json.decode(report))
 
     service = make_service(assignment, on_report)
     _listen(service, assignment, say)
@@ -67,7 +68,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         sink.event("report", task=str(task), report=msgspec.to_builtins(core.report()))
         sink.close()
         if paths is not None and not is_mine and task.index == 0:
-            lost = [f"worker:{w}" for w in core.members.gone]
+            lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
             told = summary.build(
                 settings,
                 assignment.cluster,

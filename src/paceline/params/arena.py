@@ -5,6 +5,7 @@ The ps makes shared ones, lanes hand them over, frameworks lay tensor views on `
 
 import mmap
 import os
+import platform
 import sys
 
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW: nobody can pull the memory from under the other side
@@ -12,8 +13,9 @@ F_ADD_SEALS = 1033
 
 
 def has_shared_memory() -> bool:
-    """Whether this system has sealed anonymous memory that can be handed to another process."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
+    """Whether this system has sealed anonymous memory that can be handed to another process, and a processor that shows
+    stores to others in the order in which they were made, as the sequence number and the bell need."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create") and platform.machine() in ("x86_64", "AMD64")
 
 
 class Arena:

@@ -6,7 +6,6 @@ Shared by server/service (hot path) and server/desk (cold requests). `perform` m
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ class PsConfig:
     mode: Mode
     placement: str
     lease_s: float
-    wait_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +73,6 @@ class Core:
         self.apply_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.discarded_seen: Counter[int] = Counter()
 
     def perform(self, actions: Sequence[Action]) -> list[tuple[Peer, Answer]]:
         """Apply and free at once; whom to answer comes back, because answering needs no lock."""
@@ -132,16 +129,15 @@ class Core:
                 del self.ticket_waiters[key]
                 self.tell(peer, Ticket(is_granted, is_spent, version))
 
-    def release_barrier(self) -> list[Action]:
+    def release_barrier(self) -> None:
         """Let everybody out when every live worker is in, or waits for a ticket that somebody inside may hold."""
         waiting = {key[0] for key in (*self.in_barrier, *self.ticket_waiters)}
         if not self.in_barrier or not waiting >= set(self.members.live):
-            return []
+            return
         for key, peer in self.in_barrier.items():
             self.members.resume(key[0])
             self.tell(peer, Done())
         self.in_barrier.clear()
-        return []
 
     def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
         """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""

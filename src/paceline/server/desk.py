@@ -32,7 +32,6 @@ class Desk:
         self.core = core
         self._on_report = on_report
         self._seed = secrets.randbits(31)
-        self.is_stopping = False
 
     def handle(self, peer: Peer, message: object, frame: Frame) -> Answers:
         """Do what is asked, with the lock held where state is touched. Returns whom to answer because of it."""
@@ -58,6 +57,8 @@ class Desk:
             if not core.members.join(join.worker, join.incarnation, time.monotonic()):
                 raise Refused(f"worker:{join.worker} is fenced: it was given up, or a newer incarnation has joined")
             core.gone_since_s.pop(join.worker, None)
+            peer.key = key  # from here on the end of this connection is the end of this worker
+            core.peers[key] = peer
             if core.shard is None:
                 plan = place(join.layout, join.num_ps, join.placement)
                 core.shard = Shard(join.layout, plan, core.config.index, join.optimizer)
@@ -65,8 +66,7 @@ class Desk:
             if slot is None:
                 slot = core.slots[key] = core.shard.new_slot()
             slot.options = join.optimizer.groups
-            peer.key, peer.slot = key, slot
-            core.peers[key] = peer
+            peer.slot = slot
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
             reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
@@ -87,12 +87,12 @@ class Desk:
                 f"worker:{join.worker} expects {join.num_ps} ps and placement {join.placement}, "
                 f"this cluster has {core.config.num_ps} and {core.config.placement}"
             )
-        # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
         if join.mode != core.config.mode.name:
             raise Refused(
                 f"worker:{join.worker} was started with mode {join.mode}, this ps with {core.config.mode.name}: "
                 "give all tasks the same --mode"
             )
+        # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
         if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
             raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
         if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
@@ -297,11 +297,6 @@ class Desk:
         core.tell(peer, m.Done())
         return answers
 
-    def stop(self, peer: Peer, message: m.Stop, frame: Frame) -> Answers:
-        self.is_stopping = True
-        peer.channel.say(m.Done())
-        return []
-
     def _shard(self, peer: Peer) -> Shard:
         if self.core.shard is None:
             raise Refused("no worker has brought a model yet")
@@ -331,5 +326,4 @@ _HANDLERS: dict[type, Any] = {
     m.Describe: Desk.describe,
     m.Close: Desk.close,
     m.Lost: Desk.lost,
-    m.Stop: Desk.stop,
 }

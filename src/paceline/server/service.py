@@ -41,6 +41,7 @@ class Service:
         self._streams: set[Stream] = set()
         self._threads: set[threading.Thread] = set()
         self._over = threading.Event()
+        self._failure: Exception | None = None
         # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
         self._answers_have_tails = config.mode.has_rounds and config.num_ps > 1
 
@@ -59,10 +60,12 @@ class Service:
             while not self._over.wait(TICK_S):
                 self._expire()
                 on_tick(self.core)
-                if self.desk.is_stopping or self._is_over():
+                if self._is_over():
                     break
         finally:
             self.close()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """From a signal handler or another thread: end `run`."""
@@ -150,6 +153,9 @@ class Service:
                     raise ProtocolError(f"a ps is not sent frames of kind {frame.kind}")
         except (ConnectionLost, ProtocolError):
             return  # the worker went away, or what it sent cannot be trusted: it connects again, or not
+        except Exception as error:  # state and numbers may disagree now: end the ps, loudly, before anybody waits
+            self._failure = self._failure or error
+            self._over.set()
         finally:
             self._ended(peer)
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from paceline.cluster.spec import Task
+from paceline.errors import UsageError
 from paceline.telemetry.records import PsReport, Record, Tick, WorkerReport
 
 Shape = TypeVar("Shape", Tick, WorkerReport, PsReport)
@@ -28,8 +29,8 @@ def reports(run_dir: Path | str) -> tuple[list[WorkerReport], list[PsReport]]:
     """What every worker and ps reported at its end; one that never did: its last tick, marked lost."""
     workers: list[WorkerReport] = []
     servers: list[PsReport] = []
-    for task, path in _files(run_dir):
-        report, tick = _newest(_records_of(task, path))
+    for task, history in sorted(_by_task(run_dir).items()):
+        report, tick = _newest(iter(history))
         if task.job == "ps":
             servers.append(_shaped(report, PsReport) or _lost_ps(task, tick))
         elif task.job in ("chief", "worker"):
@@ -47,6 +48,23 @@ def tick_of(record: Record) -> Tick | None:
     if record.kind != "tick":
         return None
     return _shaped({**record.fields, "t": record.t, "task": record.task}, Tick)
+
+
+def _by_task(run_dir: Path | str) -> dict[Task, list[Record]]:
+    """Every task's records, also those that ps:0 keeps for tasks of other hosts; most ticks are left out."""
+    found: dict[Task, list[Record]] = {}
+    for writer, path in _files(run_dir):
+        found.setdefault(writer, [])
+        for record in _records_of(writer, path):
+            try:
+                kept = found.setdefault(Task.parse(record.task), [])
+            except UsageError:
+                continue
+            if record.kind == "tick" and kept and kept[-1].kind == "tick":
+                kept[-1] = record
+            elif record.kind in ("start", "tick", "report"):
+                kept.append(record)
+    return found
 
 
 def _newest(history: Iterator[Record]) -> tuple[object, Tick | None]:

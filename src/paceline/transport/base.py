@@ -26,6 +26,7 @@ class Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.name = "the other side"  # for messages; whoever connects knows better
         _OPEN.add(self)
 
     def set_timeout(self, seconds: float) -> None:
@@ -43,8 +44,8 @@ class Stream:
                 self._send_many(buffers, 0)
             elif (sent := self._sock.sendmsg(buffers)) < size_bytes:
                 self._send_many(buffers, sent)
-        except (ConnectionError, BrokenPipeError, OSError) as error:
-            raise ConnectionLost(f"the connection ended while sending: {error}") from error
+        except OSError as error:
+            raise ConnectionLost(f"the connection to {self.name} ended while sending: {error}") from error
 
     def _send_many(self, buffers: Sequence[Buffer], sent: int) -> None:
         """All of them but the first `sent` bytes, as many at a time as the kernel takes."""
@@ -66,9 +67,9 @@ class Stream:
         except BlockingIOError as error:
             raise WaitTimeout("nothing came in time") from error
         except OSError as error:
-            raise ConnectionLost(f"the connection ended while receiving: {error}") from error
+            raise ConnectionLost(f"the connection to {self.name} ended while receiving: {error}") from error
         if count == 0:
-            raise ConnectionLost("the other side closed the connection")
+            raise ConnectionLost(f"{self.name} closed the connection")
         return count
 
     def recv_into(self, view: memoryview) -> None:

@@ -4,6 +4,7 @@ Used by server/service and worker/client. Sending is safe from any thread; recei
 """
 
 import threading
+import time
 from collections.abc import Sequence
 
 import xxhash
@@ -18,6 +19,7 @@ from paceline.wire.messages import Reply, Request, decode, encode
 
 HASH_BYTES = 1 << 19  # bulk is hashed in pieces that fit a core's cache
 CHECKSUM_BYTES = 8
+ASK_S = 120.0  # the longest that an answer may take which waits for nobody else
 
 
 class Channel:
@@ -65,14 +67,19 @@ class Channel:
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
         """Large bulk goes out piece by piece, each hashed just before it is sent, while it is in the cache."""
         digest = xxhash.xxh3_64()
-        self.stream.send([frame, tail])
+        group: list[Buffer] = [frame, tail]
+        size = 0
         for buffer in bulk:
             view = memoryview(buffer).cast("B")
             for start in range(0, view.nbytes, HASH_BYTES):
                 piece = view[start : start + HASH_BYTES]
                 digest.update(piece)
-                self.stream.send((piece,))
-        self.stream.send((digest.digest(),))
+                group.append(piece)
+                size += piece.nbytes
+                if size >= HASH_BYTES:
+                    self.stream.send(group)
+                    group, size = [], 0
+        self.stream.send([*group, digest.digest()])
 
     def recv(self) -> Frame:
         """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
@@ -130,15 +137,17 @@ class Channel:
         """A cold message."""
         self.send(Kind.COLD, tail=encode(message), bulk=bulk, push_id=push_id)
 
-    def ask(self, message: Request, bulk: Sequence[Buffer] = ()) -> tuple[Reply, Frame]:
+    def ask(self, message: Request, bulk: Sequence[Buffer] = (), limit_s: float = ASK_S) -> tuple[Reply, Frame]:
         """Say it and wait for the one reply. The caller owns this channel's receiving side."""
         self.say(message, bulk)
+        deadline = time.monotonic() + limit_s
         while True:
             try:
                 frame = self.recv_cold()
                 return decode(frame.tail), frame  # type: ignore[return-value]
             except WaitTimeout:
-                continue
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"no answer to {type(message).__name__} within {limit_s:.0f} s") from None
 
     def close(self) -> None:
         self.stream.close()

@@ -21,10 +21,11 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 ACCEPTED = b"\x01"
 HANDSHAKE_S = 5.0
+POLL_S = 0.5  # how often a client that waits looks up: nothing may block for ever
 
 
 def as_server(stream: Stream, secret: bytes) -> tuple[bytes, bytes]:
-    """The (send, receive) keys, or AuthenticationError. Reads 107 bytes at most."""
+    """The (send, receive) keys, or AuthenticationError. Reads 75 bytes at most."""
     stream.set_timeout(HANDSHAKE_S)
     try:
         hello = _read(stream, len(MAGIC) + NONCE_BYTES)
@@ -55,8 +56,8 @@ def as_client(stream: Stream, secret: bytes, address: str) -> tuple[bytes, bytes
         stream.send([_proof(secret, b"client", ours, theirs)])
         _read(stream, len(ACCEPTED))
     except WaitTimeout as error:
-        raise AuthenticationError(f"whoever listens at {address} is no paceline task") from error
-    stream.set_timeout(0)
+        raise ConnectionLost(f"whoever listens at {address} is no paceline task, or is very busy") from error
+    stream.set_timeout(POLL_S)
     return _key(secret, b"up", ours, theirs), _key(secret, b"down", ours, theirs)
 
 

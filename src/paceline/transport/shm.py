@@ -15,7 +15,7 @@ from typing import ClassVar
 from paceline.errors import AuthenticationError, ConnectionLost
 from paceline.params.arena import Arena, has_shared_memory
 from paceline.transport.base import Stream, split
-from paceline.transport.tcp import close_listener
+from paceline.transport.tcp import Door
 
 
 class ShmStream(Stream):
@@ -34,10 +34,14 @@ class ShmStream(Stream):
             raise ConnectionLost(f"the connection ended while handing memory over: {error}") from error
 
     def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
-        try:
-            data, fds, _, _ = socket.recv_fds(self._sock, 1, len(sizes))
-        except OSError as error:
-            raise ConnectionLost(f"the connection ended while taking memory over: {error}") from error
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 1, len(sizes))
+                break
+            except BlockingIOError:
+                continue  # the reply is here, so the descriptors are on the way
+            except OSError as error:
+                raise ConnectionLost(f"the connection ended while taking memory over: {error}") from error
         if not data or len(fds) != len(sizes):
             raise ConnectionLost("the other side closed the connection before it handed its memory over")
         return [Arena.opened(fd, size, ok) for fd, size, ok in zip(fds, sizes, writable, strict=True)]
@@ -48,20 +52,18 @@ class ShmListener:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.bind(abstract_name(address))
         self._sock.listen(128)
+        self._door = Door(self._sock)
 
     def accept(self) -> Stream:
         while True:
-            try:
-                sock = self._sock.accept()[0]
-            except OSError as error:
-                raise ConnectionLost(f"the listener was closed: {error}") from error
+            sock = self._door.accept()
             try:
                 return ShmStream(sock)
             except AuthenticationError:
                 sock.close()
 
     def close(self) -> None:
-        close_listener(self._sock)
+        self._door.close()
 
 
 class ShmLane:
@@ -81,7 +83,11 @@ class ShmLane:
         except OSError as error:
             sock.close()
             raise ConnectionLost(f"nobody on this host serves {address}: {error}") from error
-        return ShmStream(sock)
+        try:
+            return ShmStream(sock)
+        except AuthenticationError as error:
+            sock.close()
+            raise ConnectionLost(f"not by shared memory: {error}") from error
 
 
 def abstract_name(address: str) -> str:

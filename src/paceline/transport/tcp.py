@@ -4,11 +4,15 @@ Chosen when the two tasks do not share a kernel and a network namespace, or forc
 """
 
 import socket
+import time
 from contextlib import suppress
 from typing import ClassVar
 
 from paceline.errors import ConnectionLost
 from paceline.transport.base import Stream, split
+
+PAUSE_S = 0.05
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}  # s, s, times, ms
 
 
 class TcpStream(Stream):
@@ -17,6 +21,10 @@ class TcpStream(Stream):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished is noticed, not waited for
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class TcpListener:
@@ -27,15 +35,13 @@ class TcpListener:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sock.bind((host, port))
         self._sock.listen(128)
+        self._door = Door(self._sock)
 
     def accept(self) -> Stream:
-        try:
-            return TcpStream(self._sock.accept()[0])
-        except OSError as error:
-            raise ConnectionLost(f"the listener was closed: {error}") from error
+        return TcpStream(self._door.accept())
 
     def close(self) -> None:
-        close_listener(self._sock)
+        self._door.close()
 
 
 class TcpLane:
@@ -55,8 +61,25 @@ class TcpLane:
         return TcpStream(sock)
 
 
-def close_listener(sock: socket.socket) -> None:
-    """Close a listening socket so that a blocked accept returns."""
-    with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
-        sock.shutdown(socket.SHUT_RDWR)
-    sock.close()
+class Door:
+    """A listening socket that stays open through passing trouble: too few descriptors, a client that gave up."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_closed = False
+
+    def accept(self) -> socket.socket:
+        while True:
+            try:
+                return self._sock.accept()[0]
+            except OSError as error:
+                if self._is_closed:
+                    raise ConnectionLost(f"the listener was closed: {error}") from error
+                time.sleep(PAUSE_S)  # descriptors come back by themselves; nobody can wake us
+
+    def close(self) -> None:
+        """So that a blocked accept returns."""
+        self._is_closed = True
+        with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

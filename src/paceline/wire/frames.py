@@ -43,7 +43,6 @@ class Flag(IntEnum):
     WANTS_TICKET = 2  # the worker asks for leave to compute one more step
     TICKET = 4  # granted
     INTO_SLOT = 8  # copy the parameters into my slot: reading them in place was torn too often
-    HAS_MASK = 16  # the tail says which tensors had no gradient
 
 
 class Outcome(IntEnum):

@@ -197,10 +197,6 @@ class Lost(Message, frozen=True):
     worker: int
 
 
-class Stop(Message, frozen=True):
-    """From whoever starts tasks, or the chief: end the run."""
-
-
 class Done(Message, frozen=True):
     pass
 
@@ -211,7 +207,7 @@ class Failed(Message, frozen=True):
 
 Request = (
     Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Steps | Fetch | Assign
-    | AskDecisions | Describe | Close | Lost | Stop
+    | AskDecisions | Describe | Close | Lost
 )  # fmt: skip
 Reply = Joined | Started | Status | Carried | Ticket | Fetched | Described | Closed | Done | Failed
 

@@ -27,9 +27,10 @@ from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
 from paceline.worker.link import Link
 
-POLL_S = 0.5
+STATUS_S = 5.0
 RETRY_S = 0.1
 SAY_EVERY_S = 10.0
+PS_0 = "/job:ps/replica:0/task:0"
 REFRESH_TRIES = 1000
 
 
@@ -112,8 +113,6 @@ class Client:
             initialise_slots()
         self._attach()
         started = self._await_start()
-        for link in self.links:
-            link.channel.stream.set_timeout(POLL_S)
         self.carry(started.decisions)
         self.waited_s = time.monotonic() - began
         return started
@@ -124,13 +123,15 @@ class Client:
         waiting = _Patience(self._me.wait_s, [device], self._say)
         while True:
             try:
-                return connect(address, self._me.lane, self._me.secret)
+                channel = connect(address, self._me.lane, self._me.secret)
+                channel.stream.name = f"ps:{index} at {address} (its log says why)"
+                return channel
             except ConnectionLost as error:
                 waiting.again(f"{device} at {address} did not answer ({error})")
                 time.sleep(RETRY_S)  # between attempts to connect: nobody can wake us
 
     def _attach(self) -> None:
-        self._watch = connect(self._me.ps_addresses[0], self._me.lane, self._me.secret)
+        self._watch = self._connect(0)
         self._watch.ask(m.Attach(self._me.worker, self._me.incarnation))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
@@ -144,7 +145,6 @@ class Client:
 
     def _await_start(self) -> m.Started:
         channel = self.links[0].channel
-        channel.stream.set_timeout(POLL_S)
         channel.say(m.Start())
         waiting: _Patience | None = None
         while True:
@@ -152,7 +152,7 @@ class Client:
                 frame = channel.recv_cold()
                 break
             except WaitTimeout:
-                missing = [self._me.worker_devices[w] for w in self.status().missing]
+                missing = [self._me.worker_devices[w] for w in self.status().missing] or [PS_0]
                 waiting = waiting or _Patience(self._me.wait_s, missing, self._say)
                 waiting.names = missing
                 waiting.again(f"{', '.join(missing)} did not join")
@@ -166,7 +166,10 @@ class Client:
     def status(self) -> m.Status:
         """Who is missing and whom the round waits for; asked beside a connection that waits."""
         assert self._watch is not None
-        reply, _ = self._watch.ask(m.AskStatus())
+        try:
+            reply, _ = self._watch.ask(m.AskStatus(), limit_s=STATUS_S)
+        except WaitTimeout:
+            return m.Status([], [], 0)  # ps:0 itself is what we wait for
         if not isinstance(reply, m.Status):
             raise ProtocolError("ps:0 does not know its status")
         return reply
@@ -278,9 +281,6 @@ class Client:
         return reply  # type: ignore[return-value]
 
     # --- the end ----------------------------------------------------------------------------------------------
-
-    def stop_beating(self) -> None:
-        self._ended.set()
 
     def close(self) -> None:
         """End all connections; without a Close message before, the ps takes it as a death."""

@@ -45,6 +45,9 @@ class Context:
         self._trained_from_s: float | None = None
         self._samples = 0
         self.seed = 0
+        self.started_at = 0  # the global step at which this worker joined
+        self._is_assigning = False
+        self._said_ignored = False
         self._next_line_s = 0.0
         self._log_every = assignment.settings.log_every if assignment else 0
         self.clock = StepClock()
@@ -264,10 +267,24 @@ class Context:
             yield
             return
         self.barrier()
-        yield
-        if self.is_chief:
-            self._trainee.assign_parameters()
+        self._is_assigning = True
+        try:
+            yield
+            if self.is_chief:
+                self._trainee.assign_parameters()
+        finally:
+            self._is_assigning = False
         self.barrier()
+
+    def may_assign(self) -> bool:
+        """Whether what this worker loads becomes the cluster's: the chief's, inside assign() or before any step."""
+        if not self.is_chief:
+            return False
+        is_fresh = self.started_at == 0 and (self._trainee is None or self._trainee.steps == 0)
+        if not (self._is_assigning or is_fresh) and not self._said_ignored:
+            self._said_ignored = True
+            self._say("paceline: load_state_dict in the middle of a run changes nothing on the ps: use ctx.assign()")
+        return self._is_assigning or is_fresh
 
     @property
     def kv(self) -> Kv:
@@ -320,14 +337,18 @@ class Context:
         if self.is_chief:
             trainee.send_carried()
         trainee.client.pull()  # whoever ends carries ps:0's open decisions to all shards first
+        paths = self._paths() if self._require_cluster().settings.save_every != "none" else None
+        saved_at = -1
+        if self.is_chief and paths is not None:  # the last worker saves at the end, but it may never get there
+            self._save(paths)
+            saved_at = links[0].version
         reports = [link.ask(m.Close()) for link in links[1:]]
         told = [r.report for r in reports if isinstance(r, m.Closed)]
         closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
-        paths = self._paths()
-        is_wanted = self._require_cluster().settings.save_every != "none"
-        if isinstance(closed, m.Closed) and closed.is_last and paths is not None and is_wanted:
+        if isinstance(closed, m.Closed) and closed.is_last and paths is not None:
             trainee.client.pull()  # our end may have closed a round with the gradient of one that died
-            self._save(paths)
+            if links[0].version != saved_at:
+                self._save(paths)
 
     def _save(self, paths: RunPaths) -> Path:
         from paceline.worker.saving import save

@@ -82,7 +82,7 @@ class EveryNth:
             count += 1
         in_last_round = count % self._num_workers  # so many workers have a batch in the round that is not full
         if 0 < in_last_round <= self._worker:
-            yield kept[self._worker % len(kept)]
+            yield kept[(self._worker - in_last_round) % len(kept)]
 
 
 def share(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from paceline.worker.context import Context
 
 
+COUNTERS = ("step", "mu_product")  # optimizer state that is one number, whatever the shape of its parameter
+
+
 def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
     """Bind what was given; see Context.prepare."""
     models = [o for o in objects if isinstance(o, nn.Module)]
@@ -98,7 +101,7 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
     trainee.joined(lambda: _loaded(ctx, trainee))
     optimizer.state.clear()
     convert(optimizer, remote)  # 4
-    ctx.seed = started.seed
+    ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))
     ctx.begin(trainee, batch_size)
     return started.seed
@@ -114,7 +117,7 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
 
 def _loaded(ctx: "Context", trainee: Trainee) -> None:
     """After model.load_state_dict: the chief's values go to the ps, before the first step or inside assign()."""
-    if trainee.steps == 0 and ctx.is_chief:
+    if ctx.may_assign():
         trainee.assign_parameters()
 
 
@@ -152,20 +155,20 @@ class _Remote:
 
     def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
         """The chief's loaded state goes to the ps."""
-        if not self._ctx.is_chief:
+        if not self._ctx.may_assign():
             return
         slots: dict[int, dict[str, WholeSlot]] = {}
         for index, spec in enumerate(self._trainee.layout.trained):
             state = optimizer.state.get(self._trainee.tensors[spec.name], {})
-            slots[index] = {name: _whole(value, spec.stride) for name, value in state.items()}
+            slots[index] = {name: _whole(name, value, spec.stride) for name, value in state.items()}
         self._trainee.settle()
         scatter(self._trainee.client.links, self._trainee.plan, slots)
 
 
-def _whole(value: Any, stride: tuple[int, ...]) -> WholeSlot:
+def _whole(name: str, value: Any, stride: tuple[int, ...]) -> WholeSlot:
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
     tensor = tensor.detach().to("cpu")
-    if tensor.dim() == 0:
+    if name in COUNTERS:
         return WholeSlot(NAMES[tensor.dtype], True, bytearray(as_bytes(tensor)))
     laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
     return WholeSlot(NAMES[tensor.dtype], False, bytearray(as_bytes(laid)))

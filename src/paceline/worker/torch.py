@@ -133,7 +133,7 @@ class Trainee:
     def _bind(self) -> None:
         """Lay the trained parameters on the arena (on an accelerator: on one block there, the arena is its mirror)."""
         if self.device.type != "cpu":
-            self._on_device = torch.empty(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
+            self._on_device = torch.zeros(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
         offsets = self.plan.tensor_offsets()
         with torch.no_grad():
             for index, (spec, parameter) in enumerate(zip(self.layout.trained, self.parameters, strict=True)):

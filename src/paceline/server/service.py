@@ -1,6 +1,6 @@
 """HOW does a ps serve? One blocking thread a connection, one lock around the deciding state, no decision of its own.
 
-Started by launchers/task. The way of a push:
+Started by launchers/serving. The way of a push:
 
 1. its connection's thread receives the frame and, on tcp, the payload straight into the worker's slot,
 2. under the lock `state` decides and `shard` applies what it decided,

@@ -112,7 +112,7 @@ class Listener(Protocol):
 
 
 class Lane(Protocol):
-    """A way to carry bytes. `is_available` says whether this system, or this pair of hosts, has it."""
+    """A way to carry bytes. What this system, or this pair of hosts, does not have refuses to connect."""
 
     name: ClassVar[str]
 

@@ -91,7 +91,7 @@ class Context:
 
     @property
     def device(self) -> Any:
-        """The torch device that the launcher pinned; prepare() moves nothing there."""
+        """Where this task is to compute: the CPU, until a launcher pins devices. prepare() moves nothing there."""
         import torch
 
         return torch.device("cpu")

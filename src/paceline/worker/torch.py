@@ -3,7 +3,7 @@
 Made by `ctx.prepare`. The way of one step (docs/step.md):
 
 1. `optimizer.step()` takes the previous answer if nobody has,
-2. checks the gradient with one sum, copies it into the slot (tcp: sends it from where it lies),
+2. copies the gradient into the slot (large ones on tcp: sends it from where it lies) and checks it with one sum,
 3. pushes, and returns at once if the answer can be taken later: before the next forward pass.
 """
 

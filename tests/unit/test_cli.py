@@ -43,6 +43,14 @@ def serve_ps(assignment):
         os.read(pipe, 1)
 def finish(ok):
     print("finish", ok)
+    if ok and "PACELINE_TASK" in os.environ:  # as a worker that has trained
+        import json
+        told = json.loads(os.environ["PACELINE_TASK"])
+        index, folder = told["task"]["index"], told["settings"]["run_dir"]
+        if folder:
+            with open(f"{folder}/telemetry/worker-{index}.jsonl", "a") as file:
+                record = {"t": 0, "kind": "report", "task": f"worker:{index}", "report": {"index": index}}
+                file.write(json.dumps(record) + "\\n")
     if "PIPE" in os.environ:
         os.write(os.open(os.environ["PIPE"], os.O_WRONLY), b".")
 task.serve_ps, task.finish = serve_ps, finish

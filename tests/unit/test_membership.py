@@ -69,13 +69,13 @@ def test_who_has_closed_does_not_become_gone_or_lost(members: Membership) -> Non
     assert members[0].phase is Phase.CLOSED
 
 
-def test_who_was_given_up_does_not_come_back(members: Membership) -> None:
-    members.leave(1, 1)
-    assert members.gone == [1]
+def test_who_was_given_up_does_not_come_back_but_a_newer_one_may(members: Membership) -> None:
+    members.join(1, 1, 0.0)
     members.lose(1)
-    assert members.gone == [1]
-    assert not members.join(1, 1, now_s=12.0)
-    assert not members.join(1, 2, now_s=12.0)
+    assert not members.join(1, 1, 0.0) and 1 not in members.training
+    members.lose(2)
+    assert not members.join(2, 1, 0.0), "it was on its way when it was given up"
+    assert members.join(1, 2, 0.0) and 1 in members.training
 
 
 def test_it_is_over_when_everybody_has_closed_or_is_lost(members: Membership) -> None:

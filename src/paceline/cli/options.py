@@ -27,7 +27,10 @@ WorkerHosts = Annotated[
     str | None, typer.Option("--worker_hosts", metavar="HOST:PORT,…", help="Addresses of job worker.")
 ]
 SaveEvery = Annotated[str, typer.Option("--save-every", help="Checkpoint every 500 (steps), 10m, 30s, or none.")]
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run folder.  [default: runs/<new>]")]
+RunDir = Annotated[
+    str | None,
+    typer.Option("--run-dir", help="The run folder.  [default: runs/<new>; by hand: none, and nothing is saved]"),
+]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Print every N-th step; 0: a few lines a second.")]
 LogPlacement = Annotated[bool, typer.Option("--log-device-placement", help="Print where every variable went.")]
 LeaseS = Annotated[float, typer.Option("--lease-s", help="Seconds of silence after which a task is out.")]

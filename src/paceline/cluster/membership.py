@@ -54,7 +54,8 @@ class Membership:
     def join(self, worker: int, incarnation: int, now_s: float) -> bool:
         """False: this one is fenced, because a newer incarnation of it has joined or it was given up for good."""
         member = self._members[worker]
-        if incarnation < member.incarnation or member.phase is Phase.LOST:
+        is_lost = member.phase is Phase.LOST and incarnation == member.incarnation
+        if incarnation < member.incarnation or is_lost:
             return False
         member.incarnation, member.heard_s = incarnation, now_s
         self._set(worker, Phase.TRAINING)
@@ -87,8 +88,10 @@ class Membership:
         return True
 
     def lose(self, worker: int) -> None:
-        """Whoever starts tasks says: this one will not come back."""
-        if self._members[worker].phase is not Phase.CLOSED:
+        """Whoever starts tasks says: this incarnation will not come back. A newer one may."""
+        member = self._members[worker]
+        if member.phase is not Phase.CLOSED:
+            member.incarnation = max(member.incarnation, 1)  # one that is on its way comes too late
             self._set(worker, Phase.LOST)
 
     def expired(self, now_s: float, lease_s: float) -> list[tuple[int, int]]:

@@ -126,6 +126,13 @@ class ClusterSpec:
             raise UsageError(f"{task} is no worker of this cluster, so it has no worker index.")
         return self.workers.index(task)
 
+    def tasks_beside(self, task: Task) -> list[Task]:
+        """Return all ps and worker tasks whose address names the same host."""
+        if task.job not in self._jobs:
+            return []
+        host = split_address(self.address(task))[0]
+        return [t for t in [*self.ps, *self.workers] if split_address(self.address(t))[0] == host]
+
     def address(self, task: Task) -> str:
         """Return "host:port" of a task."""
         return self.task_address(task.job, task.index)

@@ -63,11 +63,14 @@ def gist(lines: list[str]) -> str:
 def block(summary: Mapping[str, object], paths: RunPaths) -> str:
     """The last lines of a run: what was done, by whom, how fast, and where everything lies."""
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
+    if summary["error"] == "interrupted":
+        outcome = "Training interrupted"
     lines = [f"{outcome}; global step {summary['global_step']}, {summary['wall_s']:.1f} s"]
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
     model = newest_checkpoint(paths)
     lines.append(f"Model: {shown(model)}" if model else "Model: none was saved")
     lines.append(f"Summary: {shown(paths.summary)}")
+    lines.append(f"What the tasks printed: {shown(paths.root / 'logs')}")
     lines.append(f"Run folder: {shown(paths.root)}")
     return "\n".join(lines)
 

@@ -54,6 +54,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             sink.event("report", task=name, report=msgspec.json.decode(report))
 
     service = make_service(assignment, on_report)
+    service.on_refusal = lambda reason: say(f"Refused: {reason}")
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())

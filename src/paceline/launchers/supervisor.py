@@ -28,6 +28,7 @@ from paceline.launchers.notice import tell_lost
 from paceline.telemetry import read, summary
 from paceline.telemetry.paths import RunPaths
 
+NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -74,6 +75,8 @@ def supervise(run: Run, patience: Patience) -> int:
         failures.tell_all(children)
         failures.view.close()
         code, error = verdict(failed(children), end)
+        if error is None and all(worker.is_lost for worker in read.reports(run.paths.root)[0]):
+            code, error = EXIT_TRAINING, NOTHING_TRAINED
         told = sum_up(run, failed(children), error, time.monotonic() - began)
     print(closing.block(told, run.paths), flush=True)
     return code
@@ -124,12 +127,12 @@ def watch(run: Run, children: Children, failures: Failures) -> End:
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
             return End.INTERRUPTED
+        if isinstance(event, Exited) and event.task.job != "ps":  # no news for a ps with which it has closed
+            secret = run.paths.read_secret()
+            threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task), daemon=True).start()
         if isinstance(event, Exited) and event.code != EXIT_OK:
             failures.tell(event.task, event.code)
-            if event.task.job != "ps":
-                secret = run.paths.read_secret()
-                threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task), daemon=True).start()
-            else:
+            if event.task.job == "ps":
                 view.say(f"{event.task} was lost: ending all tasks.")
                 return End.PS_LOST
         if time.monotonic() >= due:

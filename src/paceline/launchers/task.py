@@ -5,6 +5,7 @@ Called by paceline.init in a script, by launchers/entry and by launchers/threads
 
 import atexit
 import errno
+import os
 import socket
 import sys
 import threading
@@ -81,7 +82,20 @@ def _by_hand(assignment: Assignment) -> Assignment:
     """By hand nobody counts restarts, so the clock does: a later start has a larger incarnation."""
     if assignment.source == "launcher":
         return assignment
+    _share_cores(assignment)
     return msgspec.structs.replace(assignment, incarnation=int(time.time()))
+
+
+def _share_cores(assignment: Assignment) -> None:
+    """As `paceline run` does: the workers of one host divide its cores, unless the user has said how many threads."""
+    if "OMP_NUM_THREADS" in os.environ or assignment.task not in assignment.cluster.tasks_beside(assignment.task):
+        return
+    workers = [t for t in assignment.cluster.tasks_beside(assignment.task) if t.job != "ps"]
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(workers)))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    flush_line(f"OMP_NUM_THREADS={threads}: {len(workers)} workers on this host; set it to choose otherwise")
 
 
 def announce(assignment: Assignment) -> None:

@@ -178,6 +178,7 @@ class Core:
             bytes_in=self.bytes_in + sum(p.channel.bytes_in for p in self.peers.values()),
             bytes_out=self.bytes_out + sum(p.channel.bytes_out for p in self.peers.values()),
             staleness={str(s): n for s, n in sorted(self.state.staleness.items())},
+            pushes={str(worker): push_id for worker, (_, push_id) in sorted(self.state.applied.items())},
             global_step=updates,
         )
 

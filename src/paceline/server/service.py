@@ -42,6 +42,7 @@ class Service:
         self._threads: set[threading.Thread] = set()
         self._over = threading.Event()
         self._failure: Exception | None = None
+        self.on_refusal: Callable[[str], None] = lambda reason: None
         # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
         self._answers_have_tails = config.mode.has_rounds and config.num_ps > 1
 
@@ -185,6 +186,7 @@ class Service:
         except (ConnectionLost, ProtocolError):
             raise
         except PacelineError as error:
+            self.on_refusal(str(error))
             peer.channel.say(Failed(str(error)))
             return
         except Exception as error:  # a bug of ours: whoever asked hears of it, and the log has the traceback

@@ -76,5 +76,6 @@ class PsReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in: int = 0
     bytes_out: int = 0
     staleness: dict[str, int] = {}
+    pushes: dict[str, int] = {}  # by worker index: the last push that was dealt with
     global_step: int = 0
     is_lost: bool = msgspec.field(default=False, name="lost")

@@ -32,6 +32,8 @@ def build(
     told, servers = reports
     workers = [_worker(cluster, task, told, lost) for task in cluster.workers]
     ps = [_ps(task, servers, lost) for task in cluster.ps]
+    if ps:  # of a worker that never reported, the ps knows better than its last tick
+        workers = [_counted(w, ps[0].pushes.get(str(w.index), 0)) for w in workers]
     return {
         "run_id": settings.run_id,
         "ok": ok,
@@ -88,6 +90,12 @@ def _worker(cluster: ClusterSpec, task: Task, told: list[WorkerReport], lost: li
     report = mine[-1] if mine else WorkerReport(index=index, is_lost=True)
     is_lost = report.is_lost or str(task) in lost
     return msgspec.structs.replace(report, index=index, task=str(task), is_lost=is_lost)
+
+
+def _counted(report: WorkerReport, pushes: int) -> WorkerReport:
+    if not report.is_lost or pushes <= report.steps:
+        return report
+    return msgspec.structs.replace(report, steps=pushes)
 
 
 def _ps(task: Task, told: list[PsReport], lost: list[str]) -> PsReport:

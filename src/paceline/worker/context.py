@@ -152,6 +152,8 @@ class Context:
         if settings.log_device_placement and self.is_chief:
             for line in table(trainee.layout, trainee.plan):
                 self._say(line)
+        if self.is_chief and settings.run_dir is None:
+            self._say("Nothing will be saved: start the chief with --run-dir to keep the model")
         self._say(lines.begins_line(self._trained_from_s))
         threading.Thread(target=self._tick, name="telemetry", daemon=True).start()
 
@@ -173,18 +175,20 @@ class Context:
 
     def _tick(self) -> None:
         steps, at_s = 0, time.monotonic()
-        task = str(self._require_cluster().task)
         while not self._stop_ticking.wait(1.0):
             now_steps, now_s = self._trainee.steps, time.monotonic()
-            self._sink.tick(
-                task=task,
-                step=now_steps,
-                global_step=self._trainee.client.links[0].version,
-                steps_per_s=round((now_steps - steps) / (now_s - at_s), 2),
-                metrics=dict(self._metrics),
-                phase="train",
-            )
+            self._record((now_steps - steps) / (now_s - at_s))
             steps, at_s = now_steps, now_s
+
+    def _record(self, steps_per_s: float) -> None:
+        self._sink.tick(
+            task=str(self._require_cluster().task),
+            step=self._trainee.steps,
+            global_step=self._trainee.client.links[0].version,
+            steps_per_s=round(steps_per_s, 2),
+            metrics=dict(self._metrics),
+            phase="train",
+        )
 
     # --- going on ---------------------------------------------------------------------------------------------
 
@@ -330,6 +334,7 @@ class Context:
         ended_s = time.time()
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(ended_s - self._trained_from_s))
+        self._record(trainee.steps / max(ended_s - self._trained_from_s, 1e-9))
         self.clock.discarded(trainee.discarded)
         report = self.clock.report(self.worker_index, time.monotonic() - self._began_s)
         self._sink.event("report", task=str(self._require_cluster().task), report=msgspec.to_builtins(report))

@@ -74,8 +74,9 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout
             seen.add(id(tensor))
             tensors[name] = tensor
     specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
-    if not any(s.is_trained for s in specs):
-        raise UsageError("this model has no parameters that its optimizer trains")
+    of_model = {id(p) for p in model.parameters()}
+    if not of_model & group_of.keys():
+        raise UsageError("the optimizer holds none of this model's parameters, so training would not change the model")
     # Widest first, so that the flat memory holds one run a dtype.
     specs.sort(key=lambda s: -ITEM_BYTES[s.dtype])
     return Layout(tuple(specs)), tensors

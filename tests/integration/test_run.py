@@ -162,7 +162,10 @@ def test_the_run_folder_has_every_file(seen: Seen) -> None:
     wanted = {"config.json", "cluster.json", "summary.json", "secret"}
     wanted |= {f"logs/{task}.log" for task in tasks} | {f"telemetry/{task}.jsonl" for task in tasks}
     wanted |= {f"{step}/{name}" for name in ("model.safetensors", "optimizer.safetensors", "state.json")}
-    assert found - {name for name in found if name.startswith("tensorboard/")} == wanted | {f"{step}/MANIFEST.json"}
+    earlier = {name for name in found if name.startswith("checkpoints/") and not name.startswith(step)}
+    assert {name.partition("/step-")[2][:8] for name in earlier} <= {"00000020"}, "the chief's, when it ended"
+    rest = found - earlier - {name for name in found if name.startswith("tensorboard/")}
+    assert rest == wanted | {f"{step}/MANIFEST.json"}
     assert seen.paths.secret.stat().st_mode & 0o077 == 0
 
 
@@ -213,4 +216,5 @@ def test_the_launcher_prints_folder_cluster_progress_and_summary(seen: Seen) -> 
     assert any(re.match(r"\[ *\d+ s\] global step \d+ \| worker:0", line) for line in lines), "plain lines in a pipe"
     assert not any("\x1b" in line for line in lines)
     assert any(re.match(r"Training done; global step 60, \d+\.\d s", line) for line in lines)
-    assert lines[-3:] == ["Model: made/checkpoints/step-00000060", "Summary: made/summary.json", "Run folder: made"]
+    where = ["Model: made/checkpoints/step-00000060", "Summary: made/summary.json", "What the tasks printed: made/logs"]
+    assert lines[-4:] == [*where, "Run folder: made"]

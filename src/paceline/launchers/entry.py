@@ -11,6 +11,8 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ from paceline.errors import (
 )
 
 PR_SET_PDEATHSIG = 1
+SIGNAL_S = 0.5
 # Where these were raised adds nothing.
 TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout)
 
@@ -60,10 +63,14 @@ def become(assignment: Assignment, program: Program | None) -> int:
     """Be this task in this process until it is over; its exit code comes back."""
     os.environ.update(encode_for_child(assignment))  # where paceline.init() in the script looks first
     if program is None:
-        return guarded(lambda: serve(assignment))
-    code = guarded(lambda: execute(program))
-    closing = guarded(lambda: close(code))
-    return code or closing
+        code = guarded(lambda: serve(assignment))
+    else:
+        code = guarded(lambda: execute(program))
+        closing = guarded(lambda: close(code))
+        code = code or closing
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is known; a late Ctrl+C must not change it
+    return code
 
 
 def serve(assignment: Assignment) -> None:
@@ -102,12 +109,24 @@ def guarded(body: Callable[[], None]) -> int:
         print("Interrupted.", file=sys.stderr)
         return EXIT_INTERRUPTED
     except TOLD_BY_MESSAGE as error:
+        if isinstance(error, ConnectionLost) and is_interrupted_too():
+            print("Interrupted.", file=sys.stderr)
+            return EXIT_INTERRUPTED
         print(f"paceline: {error}", file=sys.stderr)
         return error.exit_code
     except BaseException as error:
         traceback.print_exception(type(error), error, script_part(error.__traceback__))
         return error.exit_code if isinstance(error, PacelineError) else EXIT_TRAINING
     return EXIT_OK
+
+
+def is_interrupted_too() -> bool:
+    """Ctrl+C reaches all tasks at once, and a ps may be gone before our own signal is seen: look for it a moment."""
+    try:
+        time.sleep(SIGNAL_S)
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def exit_code(error: SystemExit) -> int:

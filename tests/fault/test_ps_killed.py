@@ -49,4 +49,4 @@ def test_by_hand_each_worker_ends_with_exit_code_3(
     ps.ends_with(-9)
     arrival.release()
     worker.ends_with(3)
-    assert "ConnectionLost" in worker.text
+    assert "ps:0 at 127.0.0.1" in worker.text and "Traceback" not in worker.text

@@ -66,7 +66,13 @@ def in_c_order(spec: TensorSpec, memory: memoryview) -> Entry:
     return Entry(spec.dtype, spec.shape, view.tobytes())
 
 
-def write(folder: Path, model: Mapping[str, Entry], optimizer: Mapping[str, Entry], state: State) -> Path:
+def write(
+    folder: Path,
+    model: Mapping[str, Entry],
+    optimizer: Mapping[str, Entry],
+    state: State,
+    averages: Mapping[str, Entry] | None = None,
+) -> Path:
     """checkpoints/ -> checkpoints/step-N, complete or not there at all. Returns the new folder."""
     final = folder / f"step-{state.global_step:08d}"
     temporary = folder / f".{final.name}.{os.getpid()}"
@@ -74,6 +80,8 @@ def write(folder: Path, model: Mapping[str, Entry], optimizer: Mapping[str, Entr
     temporary.mkdir(parents=True)
     _write_tensors(temporary / "model.safetensors", model)
     _write_tensors(temporary / "optimizer.safetensors", optimizer)
+    if averages is not None:
+        _write_tensors(temporary / "ema.safetensors", averages)
     (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     manifest = {file.name: _hash(file) for file in sorted(temporary.iterdir())}
     (temporary / "MANIFEST.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -5,6 +5,8 @@ Made at the edge (cli, launch, discovery), read everywhere, changed nowhere. Hol
 
 import msgspec
 
+from paceline.modes.spec import ModeSpec, parse_grace
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One run's choices.
@@ -17,6 +19,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str | None = None
     mode: str = "async"
     replicas_to_aggregate: int | None = None
+    extra_tokens: int | None = None
+    grace_ms: str = "0"  # milliseconds, or a share of the round's time: "20%"
+    staleness: int | None = None
+    local_steps: int | None = None
+    outer: str | None = None  # sync or async
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    staleness_scale: bool = False
+    ema: float | None = None  # decay of the averaged parameters that the ps keep
+    wire: str = "float32"  # gradients travel in this, if it is narrower than their own
+    master: str = "float32"  # half-precision parameters are kept in this on the ps; "model": in their own
+    overlap: bool = False  # gradients are sent while backward runs
+    min_workers: int = 1  # below it training pauses
+    started_workers: int | None = None  # of an elastic cluster: how many the launcher starts; the rest may join
+    ledger: bool = False  # every ps writes down which gradients made which update
+    slow: str = ""  # worker:1=5x: that worker sleeps as if it were five times slower
     placement: str = "bytes"
     lane: str = "auto"
     data: str = "shard"
@@ -25,3 +43,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     save_every: str = "10m"  # "none" also leaves out the final checkpoint
     lease_s: float = 5.0
     wait_s: float = 300.0  # how long a task waits for the others before it gives up
+
+    @property
+    def mode_spec(self) -> ModeSpec:
+        """The mode with its numbers."""
+        plain = ModeSpec()
+        grace_ms, grace_share = parse_grace(self.grace_ms)
+        return ModeSpec(
+            name=self.mode,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+            extra_tokens=self.extra_tokens,
+            grace_ms=grace_ms,
+            grace_share=grace_share,
+            staleness=plain.staleness if self.staleness is None else self.staleness,
+            local_steps=plain.local_steps if self.local_steps is None else self.local_steps,
+            outer=self.outer or plain.outer,
+            staleness_scale=self.staleness_scale,
+        )

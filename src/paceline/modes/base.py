@@ -3,25 +3,33 @@
 Asked by server/state and server/rounds; no clock, socket, thread or tensor may be seen from here.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Protocol
+
+from paceline.modes.spec import ModeSpec
 
 
 class Mode(Protocol):
     """Facts in, decisions out. `has_rounds`: gradients are collected and become one update together."""
 
-    name: str
+    spec: ModeSpec
     has_rounds: bool
     is_lockstep: bool  # no update can happen while a worker that trains still reads the last one
+    keeps_clocks: bool  # workers wait for the slowest one
+    adds_up: bool  # one worker may put several gradients into a round
 
     def admits(self, base: int, version: int) -> bool:
         """May a gradient that was computed from version `base` count, now that the shard is at `version`?"""
         ...
 
-    def is_due(self, waiting: Set[int], training: Set[int]) -> bool:
-        """Do the gradients of the `waiting` workers make an update, while `training` workers take part?"""
+    def is_due(self, given: Mapping[int, int], training: Set[int]) -> bool:
+        """Do the gradients make an update? `given`: how many each worker has put into the open round."""
         ...
 
-    def may_read(self, base: int, version: int) -> bool:
-        """May a worker that pushed from `base` have the parameters of `version` now?"""
+    def may_read(self, ahead: int) -> bool:
+        """May a worker go on that is so many steps ahead: of its open round, or of the slowest worker?"""
+        ...
+
+    def grace_s(self, round_s: float) -> float:
+        """How long a round that is due waits for more, when rounds take `round_s`."""
         ...

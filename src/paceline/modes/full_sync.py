@@ -4,19 +4,28 @@ worker:  loop: pull w of this round; g = gradient(w); push g
 ps:      when all training workers are in: w = optimizer(w, (g0 + g1 + …) / n); answer all
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+
+from paceline.modes.spec import ModeSpec
 
 
 class FullSync:
-    name = "sync"
+    keeps_clocks = False
     is_lockstep = True
     has_rounds = True
+    adds_up = False
+
+    def __init__(self, spec: ModeSpec) -> None:
+        self.spec = spec
 
     def admits(self, base: int, version: int) -> bool:
         return base == version
 
-    def is_due(self, waiting: Set[int], training: Set[int]) -> bool:
-        return bool(waiting) and training <= waiting
+    def is_due(self, given: Mapping[int, int], training: Set[int]) -> bool:
+        return bool(given) and training <= given.keys()
 
-    def may_read(self, base: int, version: int) -> bool:
-        return version > base
+    def may_read(self, ahead: int) -> bool:
+        return ahead < 1
+
+    def grace_s(self, round_s: float) -> float:
+        return 0.0

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import ProtocolError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece
+from paceline.params.recast import Recast
 from paceline.views import flat
 from paceline.wire.messages import OptimizerSpec, Options
 
@@ -36,20 +37,26 @@ class Run(NamedTuple):
 
 
 class Block:
-    """Neighbouring pieces of one dtype, up to 2^18 elements, with the optimizer that updates them."""
+    """Neighbouring pieces of one dtype, up to 2^18 elements, with the optimizer that updates them.
 
-    def __init__(self, layout: Layout, pieces: Sequence[Piece], memory: memoryview, optimizer: OptimizerSpec) -> None:
-        self.dtype = layout.trained[pieces[0].tensor].dtype
-        self.offset = pieces[0].offset
+    `dtype` is what they are kept in here, `model_dtype` and `model_offset` are theirs in the model's own memory.
+    """
+
+    def __init__(
+        self, layout: Layout, pieces: Sequence[Piece], memory: memoryview, master: Recast, optimizer: OptimizerSpec
+    ) -> None:
+        self.model_dtype = layout.trained[pieces[0].tensor].dtype
+        self.model_offset = pieces[0].offset
+        self.dtype = master.dtype(self.model_dtype)
         self.numel = self._element(pieces[-1]) + pieces[-1].numel
         self._layout = layout
-        self._vector = flat(memory, self.dtype, self.offset, self.numel)
+        self.vector = flat(memory, self.dtype, master.offset(self.model_offset), self.numel)
         is_merged = self.dtype in SAME_ANYWHERE and _is_plain_loop(optimizer)
         self._use(self._merged(pieces) if is_merged else self._apart(pieces), optimizer)
 
     def _use(self, runs: list[Run], spec: OptimizerSpec) -> None:
         self.runs = runs
-        self.parameters = self.views(self._vector)
+        self.parameters = self.views(self.vector)
         members: list[list[torch.Tensor]] = [[] for _ in spec.groups]
         for run, parameter in zip(runs, self.parameters, strict=True):
             if run.group >= len(members):
@@ -62,7 +69,13 @@ class Block:
         return [vector[run.start : run.start + run.numel] for run in self.runs]
 
     def _element(self, piece: Piece) -> int:
-        return (piece.offset - self.offset) // ITEM_BYTES[self.dtype]
+        return (piece.offset - self.model_offset) // ITEM_BYTES[self.model_dtype]
+
+    def places(self) -> Iterator[tuple[Piece, int]]:
+        """Every piece, and the element of the block at which it starts."""
+        for run in self.runs:
+            for piece in run.pieces:
+                yield piece, self._element(piece)
 
     def _apart(self, pieces: Sequence[Piece]) -> list[Run]:
         groups = [self._layout.trained[p.tensor].group for p in pieces]
@@ -105,7 +118,9 @@ class Block:
             self.optimizer.state[self.parameters[index]] = state
 
 
-def cut(layout: Layout, pieces: Sequence[Piece], memory: memoryview, optimizer: OptimizerSpec) -> list[Block]:
+def cut(
+    layout: Layout, pieces: Sequence[Piece], memory: memoryview, master: Recast, optimizer: OptimizerSpec
+) -> list[Block]:
     """The blocks of a shard: long pieces cut at 2^18 elements, short neighbours of one dtype together."""
     found: list[list[Piece]] = []
     for whole in pieces:
@@ -120,7 +135,7 @@ def cut(layout: Layout, pieces: Sequence[Piece], memory: memoryview, optimizer: 
                 found[-1].append(piece)
             else:
                 found.append([piece])
-    return [Block(layout, each, memory, optimizer) for each in found]
+    return [Block(layout, each, memory, master, optimizer) for each in found]
 
 
 def raw_step(name: str) -> Callable[[torch.optim.Optimizer], object]:

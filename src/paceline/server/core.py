@@ -6,7 +6,7 @@ Shared by server/service (hot path) and server/desk (cold requests). `perform` m
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,15 +14,19 @@ import msgspec
 
 from paceline.cluster.membership import Membership
 from paceline.errors import ConnectionLost
+from paceline.modes import make as make_mode
 from paceline.modes.base import Mode
+from paceline.modes.spec import ModeSpec
 from paceline.server.budget import Budget
-from paceline.server.shard import Shard, Slot
-from paceline.server.state import Action, Answer, Apply, Free, ShardState
-from paceline.telemetry.records import PsReport
+from paceline.server.shard import Shard
+from paceline.server.state import Action, Add, Answer, Apply, Free, Part, ShardState, Wake
+from paceline.server.vectors import Slot
+from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.records import ModeChange, PsReport
 from paceline.transport.channel import Channel
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Flag
-from paceline.wire.messages import Carried, Done, Failed, Reply, Ticket, encode
+from paceline.wire.messages import Carried, Dial, Failed, Reply, Switched, Ticket, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class PsConfig:
     mode: Mode
     placement: str
     lease_s: float
+    expected: int | None = None  # workers that must come before training starts; None: all
+    min_workers: int = 1
+    ema: float | None = None
+    wire: str = "float32"
+    master: str = "float32"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,8 +65,10 @@ class Core:
     def __init__(self, config: PsConfig) -> None:
         self.config = config
         self.lock = threading.Lock()
-        self.members = Membership(config.num_workers)
-        self.state = ShardState(config.mode, self.members, is_coordinator=config.index == 0)
+        self.members = Membership(config.num_workers, config.expected)
+        self.state = ShardState(config.mode, self.members, config.index == 0, config.min_workers)
+        self.dial = Dial(0, config.mode.spec, 0)
+        self.mode_changes: list[ModeChange] = []
         self.shard: Shard | None = None
         self.is_initialised = False
         self.is_started = False
@@ -69,7 +80,14 @@ class Core:
         self.starters: dict[Key, Peer] = {}
         self.in_barrier: dict[Key, Peer] = {}
         self.ticket_waiters: dict[Key, Peer] = {}
+        self.wanted: ModeSpec | None = None  # the mode that is to hold when everybody stands still
+        self.switchers: list[Peer] = []  # who asked for it and waits
+        self.standing: dict[Key, Peer] = {}
+        self.standing_since_s = 0.0
         self.gone_since_s: dict[int, float] = {}
+        self.wake_after: Callable[[float], None] = lambda after_s: None  # service's: a grace ends then
+        self.ledger: Ledger | None = None  # set by whoever serves with --ledger
+        self.updates = 0
         self.apply_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -81,17 +99,31 @@ class Core:
             if type(action) is Apply:
                 assert self.shard is not None
                 began = time.perf_counter()
-                self.shard.apply([self.slots[key] for key in action.contributors])
+                parts = [(self.slots[part.key], part.has_sum, part.has_slot) for part in action.parts]
+                self.shard.apply(parts, action.divisor, self.state.mode.has_rounds)
+                self.updates += 1
+                if self.ledger is not None:
+                    self._write_down(action.parts)
                 self.apply_s += time.perf_counter() - began
             elif type(action) is Answer:
                 peer = self.peers.get(action.key)
                 if peer is not None:
                     answers.append((peer, action))
+            elif type(action) is Add:
+                self.slots[action.key].add_up(action.is_first)
+            elif type(action) is Wake:
+                self.wake_after(action.after_s)
             elif type(action) is Free:
                 slot = self.slots.pop(action.key, None)
                 if slot is not None:
                     slot.arena.close()
         return answers
+
+    def _write_down(self, parts: Sequence[Part]) -> None:
+        assert self.ledger is not None
+        for part in parts:
+            worker, incarnation = part.key
+            self.ledger.write(self.updates, part.push_id, incarnation, worker, part.gradients)
 
     def tell(self, peer: Peer, message: Reply) -> None:
         """Answer somebody who waited. If it is gone, its own thread sees that, and nobody else suffers for it."""
@@ -110,7 +142,7 @@ class Core:
             return 0
         if self.peers.get(peer.key) is not peer:
             return 0  # it left since it was answered; nobody would bring this ticket back
-        if self.config.mode.has_rounds:
+        if self.state.mode.has_rounds:
             return Flag.TICKET if self.budget.grant_round(self.state.version) else 0
         return Flag.TICKET if self.budget.grant(peer.key[0], self.state.version) else 0
 
@@ -120,14 +152,14 @@ class Core:
             return
         for key, peer in list(self.ticket_waiters.items()):
             version = self.state.version
-            if self.config.mode.has_rounds:
+            if self.state.mode.has_rounds:
                 is_granted = self.budget.grant_round(version)
             else:
                 is_granted = self.budget.grant(key[0], version)
             is_spent = self.budget.is_spent(version)
             if is_granted or is_spent:
                 del self.ticket_waiters[key]
-                self.tell(peer, Ticket(is_granted, is_spent, version))
+                self.tell(peer, Ticket(is_granted, is_spent, version, self.dial))
 
     def release_barrier(self) -> None:
         """Let everybody out when every live worker is in, or waits for a ticket that somebody inside may hold."""
@@ -135,17 +167,22 @@ class Core:
         if not self.in_barrier or not waiting >= set(self.members.live):
             return
         for key, peer in self.in_barrier.items():
-            self.members.resume(key[0])
-            self.tell(peer, Done())
+            self.resume(key[0])
+            self.tell(peer, self.dial)
         self.in_barrier.clear()
+
+    def resume(self, worker: int) -> None:
+        """It trains again."""
+        self.members.resume(worker)
+        self.state.entered(worker)
 
     def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
         """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""
         peer = self.peers.get(key)
-        for waiting in (self.starters, self.in_barrier, self.ticket_waiters):
+        for waiting in (self.starters, self.in_barrier, self.ticket_waiters, self.standing):
             waiting.pop(key, None)
         was_live = self.members.is_current(*key)
-        answers = self.perform(self.state.left(key))
+        answers = self.perform(self.state.left(key, time.monotonic()))
         if was_live:
             self.gone_since_s[key[0]] = time.monotonic()
             if self.budget is not None:
@@ -156,7 +193,38 @@ class Core:
             peer.channel.stream.shutdown()
         self.release_barrier()
         self.release_tickets()
+        self.switch_if_still()
         return answers
+
+    # --- another mode -----------------------------------------------------------------------------------------
+
+    def switch_if_still(self) -> None:
+        """Once nobody is between two steps: the mode that was asked for holds, and everybody is told."""
+        state = self.state
+        if self.wanted is None or state.rounds.votes or state.waiting:
+            return
+        still = {key[0] for key in (*self.standing, *self.in_barrier, *self.ticket_waiters)}
+        if not self.members.training <= still:
+            return
+        now_s = time.monotonic()
+        before, decisions = state.mode.spec, state.rounds.open_decisions
+        self.perform(state.switch(make_mode(self.wanted, self.config.num_workers)))
+        self.dial = Dial(state.epoch, self.wanted, state.version, decisions)
+        pause_ms = 1e3 * (now_s - self.standing_since_s) if self.standing else 0.0
+        self.mode_changes.append(ModeChange(at_step=state.version, mode=str(self.wanted), pause_ms=pause_ms))
+        told = Switched(before, self.wanted, state.version, pause_ms)
+        self.wanted = None
+        for peer in self.standing.values():
+            self.tell(peer, self.dial)
+        for peer in self.switchers:
+            self.tell(peer, told)
+        self.standing.clear()
+        self.switchers.clear()
+        self.release_tickets()
+
+    def lacks(self) -> int:
+        """So many more workers are needed before training goes on; 0 on a shard that only obeys."""
+        return self.state.lacks if self.config.index == 0 and self.is_started else 0
 
     def decisions_tail(self, answer: Answer) -> bytes:
         if self.config.num_ps == 1 or not answer.decisions:
@@ -177,7 +245,14 @@ class Core:
             apply_ms=1e3 * self.apply_s / updates if updates else None,
             bytes_in=self.bytes_in + sum(p.channel.bytes_in for p in self.peers.values()),
             bytes_out=self.bytes_out + sum(p.channel.bytes_out for p in self.peers.values()),
-            staleness={str(s): n for s, n in sorted(self.state.staleness.items())},
+            staleness={
+                str(worker): {str(s): n for s, n in sorted(counts.items())}
+                for worker, counts in sorted(self.state.staleness.items())
+            },
+            waited_s={str(worker): waited_s for worker, waited_s in sorted(self.state.waited_s.items())},
+            discarded={str(worker): count for worker, count in sorted(self.state.discarded.items())},
+            not_finite={str(worker): count for worker, count in sorted(self.state.not_finite.items())},
+            modes=list(self.mode_changes),
             pushes={str(worker): push_id for worker, (_, push_id) in sorted(self.state.applied.items())},
             global_step=updates,
         )

@@ -12,6 +12,8 @@ from typing import Any
 
 from paceline.cluster.membership import Phase
 from paceline.errors import ConnectionLost, ProtocolError, Refused
+from paceline.modes import make as make_mode
+from paceline.modes.spec import check
 from paceline.params.layout import difference
 from paceline.params.placement import place
 from paceline.server.budget import Budget
@@ -59,13 +61,15 @@ class Desk:
             core.gone_since_s.pop(join.worker, None)
             peer.key = key  # from here on the end of this connection is the end of this worker
             core.peers[key] = peer
+            core.state.entered(join.worker)
             if core.shard is None:
                 plan = place(join.layout, join.num_ps, join.placement)
-                core.shard = Shard(join.layout, plan, core.config.index, join.optimizer)
+                c = core.config
+                core.shard = Shard(join.layout, plan, c.index, join.optimizer, c.wire, c.master, c.ema)
             slot = core.slots.get(key)
             if slot is None:
                 slot = core.slots[key] = core.shard.new_slot()
-            slot.options = join.optimizer.groups
+            slot.options, slot.weight = join.optimizer.groups, 0.0
             peer.slot = slot
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
@@ -87,11 +91,15 @@ class Desk:
                 f"worker:{join.worker} expects {join.num_ps} ps and placement {join.placement}, "
                 f"this cluster has {core.config.num_ps} and {core.config.placement}"
             )
-        if join.mode != core.config.mode.name:
-            raise Refused(
-                f"worker:{join.worker} was started with mode {join.mode}, this ps with {core.config.mode.name}: "
-                "give all tasks the same --mode"
-            )
+        for flag, theirs, ours in (
+            ("mode", join.mode, core.config.mode.spec.name),
+            ("wire", join.wire, core.config.wire),
+        ):
+            if theirs != ours:
+                raise Refused(
+                    f"worker:{join.worker} was started with {flag} {theirs}, this ps with {ours}: "
+                    f"give all tasks the same --{flag}"
+                )
         # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
         if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
             raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
@@ -106,7 +114,7 @@ class Desk:
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
             if not core.is_initialised:
-                shard.memory[:] = memoryview(block)[: shard.size_bytes]
+                shard.fill(memoryview(block)[: shard.size_bytes])
                 core.carried = block[shard.size_bytes :]
                 core.is_initialised = True
         peer.channel.say(m.Done())
@@ -124,6 +132,8 @@ class Desk:
     def release_starters(self) -> None:
         """Let everybody go once the chief has initialised all shards and nobody is missing. Wants the lock."""
         core = self.core
+        if core.wanted is not None:
+            return  # they join what holds afterwards
         chief = core.members[0]
         if not core.is_started:
             if chief.phase in (Phase.LOST, Phase.CLOSED) and not core.is_initialised:
@@ -138,7 +148,7 @@ class Desk:
             core.is_started = True
         for peer in core.starters.values():
             decisions = core.state.rounds.open_decisions
-            core.tell(peer, m.Started(self._seed, core.state.version, decisions))
+            core.tell(peer, m.Started(self._seed, core.state.version, decisions, core.dial))
         core.starters.clear()
 
     def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
@@ -161,8 +171,12 @@ class Desk:
             missing = core.members.missing
             if not missing and not core.is_started and not any(k[0] == 0 for k in core.starters):
                 missing = [0]
-            version = core.state.version
-        peer.channel.say(m.Status(missing, sorted(awaited), version))
+            if core.wanted is not None:
+                awaited |= core.members.training - {key[0] for key in core.standing}
+            if core.state.waiting and not core.state.mode.has_rounds:
+                awaited |= core.members.training - {key[0] for key in core.state.waiting}
+            reply = m.Status(missing, sorted(awaited), core.state.version, core.members.live, core.lacks())
+        peer.channel.say(reply)
         return []
 
     # --- while it trains --------------------------------------------------------------------------------------
@@ -170,14 +184,15 @@ class Desk:
     def pause(self, peer: Peer, message: m.Pause, frame: Frame) -> Answers:
         with self.core.lock:
             self.core.members.pause(self._worker(peer))
-            answers = self.core.perform(self.core.state.changed())
+            answers = self._changed()
         self.core.tell(peer, m.Done())
         return answers
 
     def resume(self, peer: Peer, message: m.Resume, frame: Frame) -> Answers:
         with self.core.lock:
-            self.core.members.resume(self._worker(peer))
-        peer.channel.say(m.Done())
+            self.core.resume(self._worker(peer))
+            dial = self.core.dial
+        peer.channel.say(dial)
         return []
 
     def barrier(self, peer: Peer, message: m.Barrier, frame: Frame) -> Answers:
@@ -186,8 +201,74 @@ class Desk:
             core.members.pause(self._worker(peer))
             assert peer.key is not None
             core.in_barrier[peer.key] = peer
-            answers = core.perform(core.state.changed())
+            answers = self._changed()
             core.release_barrier()
+        return answers
+
+    def ready(self, peer: Peer, message: m.Ready, frame: Frame) -> Answers:
+        """It stands still until the mode has changed; if nothing is to change any more, it goes on at once."""
+        core = self.core
+        with core.lock:
+            self._worker(peer)
+            assert peer.key is not None
+            if core.wanted is None:
+                core.tell(peer, core.dial)
+                return []
+            if not core.standing:
+                core.standing_since_s = time.monotonic()
+            core.standing[peer.key] = peer
+            core.state.ready.add(peer.key)
+            return self._changed()
+
+    def switch_mode(self, peer: Peer, message: m.SwitchMode, frame: Frame) -> Answers:
+        """From outside the training, to ps:0: everybody finishes a step, then the new mode holds."""
+        core = self.core
+        with core.lock:
+            now = core.state.mode.spec
+            if core.config.index != 0:
+                raise Refused("only ps:0 changes the mode")
+            if core.wanted not in (None, message.spec):
+                raise Refused(f"a change to {core.wanted} is under way; wait until it is done")
+            if (message.spec.name == "local") != (now.name == "local"):
+                raise Refused(
+                    f"a run in mode {now.name} cannot go on in mode {message.spec.name}: in mode local the optimizer "
+                    "runs on the workers, else on the ps, and its state cannot move while they train"
+                )
+            check(message.spec, core.config.num_workers)
+            if not core.is_started:
+                raise Refused("the run has not started to train yet")
+            if not core.members.live and not core.members.missing:
+                raise Refused("the run is over: nobody trains any more")
+            if message.spec == now and core.wanted is None:
+                core.tell(peer, m.Switched(now, now, core.state.version, 0.0))
+                return []
+            if message.waits:
+                core.switchers.append(peer)
+            else:
+                core.tell(peer, m.Switched(now, message.spec, core.state.version, None))
+            core.wanted = message.spec
+            answers = core.perform(core.state.begin_switch(time.monotonic()))
+            core.switch_if_still()
+            self.release_starters()
+        return answers
+
+    def align(self, peer: Peer, message: m.Align, frame: Frame) -> Answers:
+        """On every shard but ps:0: the mode that holds there holds here too."""
+        core, dial = self.core, message.dial
+        with core.lock:
+            self._worker(peer)
+            mode = make_mode(dial.spec, core.config.num_workers)
+            core.perform(core.state.align(mode, dial.epoch, dial.version))
+            reply = m.Aligned(core.state.offset, core.state.version)
+        peer.channel.say(reply)
+        return []
+
+    def _changed(self) -> Answers:
+        """Who trains has changed: rounds and waiting ones are looked at again. Wants the lock."""
+        core = self.core
+        answers = core.perform(core.state.changed(time.monotonic()))
+        core.switch_if_still()
+        self.release_starters()
         return answers
 
     def steps(self, peer: Peer, message: m.Steps, frame: Frame) -> Answers:
@@ -202,7 +283,7 @@ class Desk:
             core.ticket_waiters[peer.key] = peer
             core.release_tickets()
             core.release_barrier()
-        return []
+            return self._changed()
 
     def fetch(self, peer: Peer, message: m.Fetch, frame: Frame) -> Answers:
         """A consistent copy of what is asked for, whoever asks."""
@@ -216,11 +297,13 @@ class Desk:
                 bulk = [shard.copy_of(message.tensor)]
             elif message.what == "carried":
                 bulk = [bytes(core.carried)]
+            elif message.what == "ema":
+                bulk = [bytes(shard.copy_of_ema())]
             elif message.what == "slots":
                 entries, views = shard.slots()
                 bulk = [bytes(v) for v in views]
             else:
-                raise Refused(f"a ps holds parameters, slots and carried, not {message.what}")
+                raise Refused(f"a ps holds parameters, slots, carried and ema, not {message.what}")
             version = core.state.version
         peer.channel.say(m.Fetched(version, entries), bulk=bulk)
         return []
@@ -257,7 +340,7 @@ class Desk:
         core = self.core
         with core.lock:
             c, layout = core.config, core.shard.layout if core.shard and core.is_initialised else None
-            reply = m.Described(c.run_id, c.mode.name, c.placement, c.num_ps, core.state.version, layout)
+            reply = m.Described(c.run_id, core.state.mode.spec, c.placement, c.num_ps, core.state.version, layout)
         peer.channel.say(reply)
         return []
 
@@ -268,7 +351,7 @@ class Desk:
         with core.lock:
             worker = self._worker(peer)
             core.members.close(worker)
-            answers = core.perform(core.state.changed())
+            answers = self._changed()
             core.release_barrier()
             if core.budget is not None:
                 core.budget.give_back(worker)
@@ -291,7 +374,7 @@ class Desk:
                 if member.phase in (Phase.TRAINING, Phase.PAUSED):
                     answers = core.drop((message.worker, member.incarnation))
                 core.members.lose(message.worker)
-                answers += core.perform(core.state.changed())
+                answers += self._changed()
                 core.release_barrier()
                 self.release_starters()
         core.tell(peer, m.Done())
@@ -319,6 +402,9 @@ _HANDLERS: dict[type, Any] = {
     m.Pause: Desk.pause,
     m.Resume: Desk.resume,
     m.Barrier: Desk.barrier,
+    m.Ready: Desk.ready,
+    m.SwitchMode: Desk.switch_mode,
+    m.Align: Desk.align,
     m.Steps: Desk.steps,
     m.Fetch: Desk.fetch,
     m.Assign: Desk.assign,

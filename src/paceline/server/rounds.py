@@ -6,41 +6,70 @@ Used by server/state on ps:0 only. Pure. The decision is two-phase commit with t
 2. then it stages and votes at ps:0 in one message,
 3. ps:0 closes the round and keeps the contributor set until every shard is known to have applied it,
 4. workers carry the set in their next pulls; a shard applies it on first sight, once.
+
+Where one worker may put several gradients into a round, 1 and 2 repeat; between them it tells every shard that the
+last one was counted (wire/frames COUNTED), so that each knows which gradients a decision means.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from paceline.wire.decisions import Decision, Key
+from paceline.wire.decisions import Contributor, Decision
 
 
-class Vote(NamedTuple):
+@dataclass(slots=True)
+class Ballot:
+    """One worker's votes in the open round. The first incarnation to vote is the one that counts."""
+
     incarnation: int
-    push_id: int
-    is_finite: bool
+    push_id: int = 0  # of its last vote
+    given: int = 0  # votes
+    counted: int = 0  # of them: finite gradients
+    is_finite: bool = True  # its last one
 
 
 class Rounds:
     """Votes of the open round and the decisions that some shard may not have seen yet."""
 
     def __init__(self) -> None:
-        self.votes: dict[int, Vote] = {}
-        self._open: dict[int, tuple[Key, ...]] = {}
+        self.votes: dict[int, Ballot] = {}
+        self.given: dict[int, int] = {}  # worker -> its votes: what a mode asks about
+        self._open: dict[int, tuple[Contributor, ...]] = {}
 
-    def vote(self, worker: int, vote: Vote, round_: int) -> bool:
-        """False: another incarnation of this worker has voted in this round already; the first one counts."""
-        first = self.votes.setdefault(worker, vote)
+    def vote(self, worker: int, incarnation: int, push_id: int, is_finite: bool, round_: int) -> Ballot | None:
+        """None: another incarnation of this worker has voted in this round already. A retry changes nothing."""
         # A vote for round r says that its worker pulled r from every shard: older decisions are applied everywhere.
-        for old in [r for r in self._open if r < round_]:
-            del self._open[old]
-        return first.incarnation == vote.incarnation
+        if self._open:
+            for old in [r for r in self._open if r < round_]:
+                del self._open[old]
+        ballot = self.votes.get(worker)
+        if ballot is None:
+            ballot = self.votes[worker] = Ballot(incarnation)
+        elif ballot.incarnation != incarnation:
+            return None
+        if push_id > ballot.push_id:
+            ballot.push_id, ballot.is_finite = push_id, is_finite
+            ballot.given += 1
+            ballot.counted += is_finite
+            self.given[worker] = ballot.given
+        return ballot
 
-    def close(self, round_: int) -> tuple[Key, ...]:
+    def ballot_of(self, worker: int, incarnation: int, push_id: int) -> Ballot | None:
+        """The ballot whose last vote this push was."""
+        ballot = self.votes.get(worker)
+        is_it = ballot is not None and (ballot.incarnation, ballot.push_id) == (incarnation, push_id)
+        return ballot if is_it else None
+
+    def close(self, round_: int) -> tuple[Contributor, ...]:
         """End the round. INVARIANT: a round has one contributor set, written down before anybody is told (I1)."""
-        contributors = tuple((w, v.incarnation) for w, v in sorted(self.votes.items()) if v.is_finite)
-        self.votes = {}
+        contributors = tuple((w, b.incarnation, b.counted) for w, b in sorted(self.votes.items()) if b.counted)
+        self.votes, self.given = {}, {}
         if contributors:
             self._open[round_] = contributors
         return contributors
+
+    def forget(self) -> None:
+        """All open decisions went into a new dial, which everybody who goes on carries."""
+        self._open = {}
 
     @property
     def open_decisions(self) -> tuple[Decision, ...]:

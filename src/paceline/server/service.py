@@ -20,7 +20,7 @@ from paceline.server.state import Answer
 from paceline.transport import LANES
 from paceline.transport.base import Buffer, Listener, Stream
 from paceline.transport.channel import accept
-from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind
 from paceline.wire.messages import Carried, Failed, PushTail, decode
 
 MAX_HALF_OPEN = 64
@@ -43,8 +43,7 @@ class Service:
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
-        # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
-        self._answers_have_tails = config.mode.has_rounds and config.num_ps > 1
+        self.core.wake_after = self._wake_after
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -109,6 +108,17 @@ class Service:
                     answers += core.drop(key)
         self._answer(answers, None)
 
+    def _wake_after(self, after_s: float) -> None:
+        timer = threading.Timer(after_s, self._woken)
+        timer.daemon = True
+        timer.start()
+
+    def _woken(self) -> None:
+        core = self.core
+        with core.lock:
+            answers = core.perform(core.state.changed(time.monotonic()))
+        self._answer(answers, None)
+
     # --- connections ------------------------------------------------------------------------------------------
 
     def _accept(self, listener: Listener) -> None:
@@ -148,6 +158,8 @@ class Service:
                     self._stage(peer, frame)
                 elif frame.kind == Kind.PULL:
                     self._pull(peer, frame)
+                elif frame.kind == Kind.BUCKET:
+                    self._bucket(peer, frame)
                 elif frame.kind == Kind.COLD:
                     self._cold(peer, frame)
                 else:
@@ -171,6 +183,7 @@ class Service:
             if peer.watches is not None and core.watches.get(peer.watches) is peer:
                 del core.watches[peer.watches]
                 answers += core.drop(peer.watches)
+            core.switchers = [each for each in core.switchers if each is not peer]
             self.desk.release_starters()
         self._answer(answers, None)
         if self._is_over():
@@ -202,7 +215,8 @@ class Service:
         with core.lock:
             self._check_current(peer)
             is_finite = not frame.flags & Flag.NOT_FINITE
-            actions = core.state.push(key, frame.push_id, frame.version, is_finite, core.is_late(frame.flags))
+            is_late, now_s = core.is_late(frame.flags), time.monotonic()
+            actions = core.state.push(key, frame.push_id, frame.version, is_finite, is_late, now_s)
             answers = core.perform(actions)
             if core.budget is not None:
                 core.budget.give_back(key[0])
@@ -225,9 +239,12 @@ class Service:
         core = self.core
         with core.lock:
             self._check_current(peer)
-            answers = core.perform(core.state.carry(key, frame.push_id, decisions))
+            if frame.flags & Flag.COUNTED:
+                answers = core.perform(core.state.count(key, frame.push_id))
+            else:
+                answers = core.perform(core.state.carry(key, frame.push_id, decisions))
             if frame.flags & Flag.INTO_SLOT and peer.slot is not None and core.shard is not None:
-                peer.slot.memory[:] = core.shard.memory
+                peer.slot.parameters[:] = core.shard.memory
         self._answer(answers, peer, is_pull=True)
 
     def _receive(self, peer: Peer, frame: Frame) -> tuple[int, int]:
@@ -242,11 +259,22 @@ class Service:
             slot.mask = tail.mask
             if tail.options is not None:
                 slot.options = tail.options
+            if tail.weight is not None:
+                slot.weight = tail.weight
         elif slot.mask:
             slot.mask = b""
-        if not peer.channel.shares_memory and not frame.flags & Flag.NOT_FINITE:
+        if not peer.channel.shares_memory and not frame.flags & (Flag.NOT_FINITE | Flag.SENT):
             peer.channel.recv_bulk(frame, slot.memory)
         return key
+
+    def _bucket(self, peer: Peer, frame: Frame) -> None:
+        """A part of a gradient whose push comes later; only that push makes it count."""
+        self._key(peer, frame)
+        assert peer.slot is not None
+        start, stop = frame.version, frame.version + frame.bulk_bytes
+        if stop > peer.slot.memory.nbytes:
+            raise ProtocolError(f"a bucket up to byte {stop} of a slot of {peer.slot.memory.nbytes}")
+        peer.channel.recv_bulk(frame, peer.slot.memory[start:stop])
 
     def _key(self, peer: Peer, frame: Frame) -> tuple[int, int]:
         if peer.key != (frame.worker, frame.incarnation):
@@ -276,18 +304,20 @@ class Service:
 
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         core = self.core
-        flags = 0
+        flags = answer.flags
         if core.budget is not None and peer.wants_ticket and not is_pull:
             with core.lock:
-                flags = core.ticket_flag(peer)
+                flags |= core.ticket_flag(peer)
         tail = core.decisions_tail(answer)
-        if peer.channel.shares_memory and not is_pull and not self._answers_have_tails:
+        # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
+        has_tail = core.config.num_ps > 1 and core.state.mode.has_rounds
+        if peer.channel.shares_memory and not is_pull and not has_tail:
             assert peer.slot is not None
             if not peer.slot.bell.ring(answer.push_id, answer.version, answer.outcome, flags):
                 return
         version: int = answer.version
         bulk: Sequence[Buffer] = ()
-        if not peer.channel.shares_memory and answer.outcome not in (Outcome.STAGED, Outcome.FENCED):
+        if not peer.channel.shares_memory and answer.outcome not in WITHOUT_PARAMETERS:
             version, bulk = self._parameters(peer, answer, is_pull)
         peer.channel.send(
             Kind.ANSWER,
@@ -307,8 +337,9 @@ class Service:
         core = self.core
         assert core.shard is not None and peer.slot is not None
         is_alone = core.config.num_workers == 1
-        if is_alone or (core.config.mode.is_lockstep and not is_pull):
+        if is_alone or (core.state.mode.is_lockstep and not is_pull):
             return answer.version, (core.shard.memory,)
         with core.lock:
-            peer.slot.memory[:] = core.shard.memory
-            return core.state.version, (peer.slot.memory,)
+            into = peer.slot.parameters
+            into[:] = core.shard.memory
+            return core.state.version, (into,)

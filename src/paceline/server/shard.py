@@ -1,11 +1,13 @@
 """WHERE are the numbers, and how do they change? The parameters, gradient slots and optimizer state of one ps.
 
-Told what to do by server/service; decides nothing. The arithmetic is torch's own (server/blocks), block by block;
-sums in worker order, a true division by n (I4).
+Told what to do by server/service; decides nothing. The arithmetic is torch's own (server/blocks), block by block, on
+one core or, in a round, on all: then the workers wait for it.
 """
 
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -13,111 +15,143 @@ from paceline.errors import Refused
 from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
-from paceline.server.blocks import Block, cut, raw_step
+from paceline.params.recast import Recast, master_casts, wire_casts
+from paceline.server.blocks import cut, raw_step
+from paceline.server.vectors import Scratch, Slot, Vector
 from paceline.views import NAMES, as_bytes, flat
-from paceline.wire.messages import OptimizerSpec, Options, SlotEntry
-from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
+from paceline.wire.messages import MASTER, OptimizerSpec, Options, SlotEntry
+from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES
 
 SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
-
-
-class Slot:
-    """One worker's gradient as it lies in shared memory, seen block by block and run by run."""
-
-    def __init__(self, blocks: Sequence[Block], size_bytes: int) -> None:
-        self.arena = Arena.shared(HEADER_BYTES + size_bytes)
-        self.bell = Bell(self.arena.memory)
-        self.memory = self.arena.memory[HEADER_BYTES:]
-        self.mask = b""  # a bit a trained tensor that has a gradient; empty: all have
-        self.options: list[Options] = []
-        self.flats = [flat(self.memory, b.dtype, b.offset, b.numel) for b in blocks]
-        self.runs = [b.views(f) for f, b in zip(self.flats, blocks, strict=True)]
-
-    def has(self, tensor: int) -> bool:
-        return not self.mask or bool(self.mask[tensor >> 3] >> (tensor & 7) & 1)
+MIN_BLOCKS = 4  # fewer are done before other threads have woken up
 
 
 class Shard:
-    """The slices that one ps owns (there may be none), with their optimizer state."""
+    """The slices that one ps owns (there may be none), with their optimizer state.
 
-    def __init__(self, layout: Layout, plan: Plan, index: int, optimizer: OptimizerSpec) -> None:
+    `memory` is what workers read, in the model's dtypes. `masters` are what updates change: the same memory, unless
+    half-precision parameters are kept wider here.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        plan: Plan,
+        index: int,
+        optimizer: OptimizerSpec,
+        wire: str = "float32",
+        master: str = "float32",
+        ema: float | None = None,
+    ) -> None:
         if optimizer.name not in SUPPORTED:
             raise Refused(f"a ps cannot run the optimizer {optimizer.name}: it runs {', '.join(SUPPORTED)}")
         self.layout = layout
+        self.optimizer_name = optimizer.name
+        self.options = optimizer.groups
         self.size_bytes = plan.shard_bytes[index]
         self.arena = Arena.shared(HEADER_BYTES + self.size_bytes)
         self.memory = self.arena.memory[HEADER_BYTES:]
         self._sequence = self.arena.memory[:8].cast("Q")
         self.pieces = plan.shards[index]
-        self.blocks = cut(layout, self.pieces, self.memory, optimizer)
+        self._wire = Recast(layout, self.pieces, self.size_bytes, wire_casts(wire))
+        self._master = Recast(layout, self.pieces, self.size_bytes, master_casts(master))
+        masters = self.memory if self._master.is_same else Arena.private(self._master.size_bytes).memory
+        self.blocks = cut(layout, self.pieces, masters, self._master, optimizer)
+        self._seen = [flat(self.memory, b.model_dtype, b.model_offset, b.numel) for b in self.blocks]
+        self._decay = ema
+        self._shadows = [torch.zeros_like(b.vector) for b in self.blocks] if ema is not None else []
         self._step = raw_step(optimizer.name)
-        self._name = optimizer.name
-        self._options = optimizer.groups
-        widest = max((b.numel * ITEM_BYTES[b.dtype] for b in self.blocks), default=0)
-        self._sum_memory = Arena.private(widest).memory
-        self._sums = [flat(self._sum_memory, b.dtype, 0, b.numel) for b in self.blocks]
-        self._sum_runs = [b.views(s) for s, b in zip(self._sums, self.blocks, strict=True)]
+        self._scratch = [self._new_scratch()]
+        self._pool: ThreadPoolExecutor | None = None
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
+    def _new_scratch(self) -> Scratch:
+        return Scratch(self.blocks, max((b.numel * ITEM_BYTES[b.dtype] for b in self.blocks), default=0))
+
     def new_slot(self) -> Slot:
-        slot = Slot(self.blocks, self.size_bytes)
-        slot.options = self._options
+        slot = Slot(self.blocks, self.size_bytes, self._wire, self._master)
+        slot.options = self.options
         self._slots.add(slot)
         return slot
 
-    def apply(self, slots: Sequence[Slot]) -> None:
-        """One update from the mean of these gradients, with the options of the first of them."""
-        if slots[0].options is not self._options:
-            self._set_options(slots[0].options)
+    # --- an update --------------------------------------------------------------------------------------------
+
+    def apply(self, parts: Sequence[tuple[Slot, bool, bool]], divisor: int = 1, is_waited_for: bool = False) -> None:
+        """One update from the mean of these (slot, its sum too?, its own gradient too?), with the options of the
+        first; lr divided by `divisor`. `is_waited_for`: the workers stand still, so their cores are free."""
+        options = parts[0][0].options
+        if options is not self.options:
+            self._set_options(options)
+        vectors: list[Vector] = []
         has_gaps = False
-        for slot in slots:
-            has_gaps = has_gaps or bool(slot.mask)
+        for slot, has_sum, has_slot in parts:
+            if has_sum:
+                assert slot.sum is not None
+                vectors.append(slot.sum)
+            if has_slot:
+                vectors.append(slot)
+            has_gaps = has_gaps or bool(slot.mask) or (has_sum and bool(slot.sum and slot.sum.mask))
         if has_gaps:
-            self._split_where_torn(slots)
-        was_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
+            self._split_where_torn(vectors)
         self._sequence[0] += 1
         try:
-            for index, block in enumerate(self.blocks):
-                gradients = self._mean_masked(index, block, slots) if has_gaps else self._mean(index, slots)
+            if divisor > 1:
+                self._divide_lr(divisor)
+            if is_waited_for and len(self.blocks) >= MIN_BLOCKS:
+                self._update_on_all_cores(vectors, has_gaps)
+            else:
+                self._update(range(len(self.blocks)), self._scratch[0], vectors, has_gaps)
+        finally:
+            if divisor > 1:
+                self._divide_lr(1)
+            self._sequence[0] += 1
+
+    def _update(
+        self, indices: Sequence[int] | Iterator[int], scratch: Scratch, vectors: list[Vector], has_gaps: bool
+    ) -> None:
+        was_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
+        try:
+            for index in indices:
+                block = self.blocks[index]
+                gradients = scratch.mean_masked(index, block, vectors) if has_gaps else scratch.mean(index, vectors)
                 for parameter, gradient in zip(block.parameters, gradients, strict=True):
                     parameter.grad = gradient
                 self._step(block.optimizer)
+                if block.dtype != block.model_dtype:
+                    self._seen[index].copy_(block.vector)
+                if self._decay is not None:
+                    self._shadows[index].mul_(self._decay).add_(block.vector * (1 - self._decay))
         finally:
-            self._sequence[0] += 1
             torch._C._set_grad_enabled(was_enabled)
 
-    def _mean(self, index: int, slots: Sequence[Slot]) -> Sequence[torch.Tensor]:
-        """The gradient of each run: (g0 + g1 + …) / n in worker order. One alone is taken as it lies."""
-        if len(slots) == 1:
-            return slots[0].runs[index]
-        total = self._sums[index]
-        torch.add(slots[0].flats[index], slots[1].flats[index], out=total)
-        for slot in slots[2:]:
-            total.add_(slot.flats[index])
-        _divide(total, len(slots))
-        return self._sum_runs[index]
+    def _update_on_all_cores(self, vectors: list[Vector], has_gaps: bool) -> None:
+        """Blocks are independent of each other, so it does not matter to the bits who does which."""
+        if self._pool is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            self._pool = ThreadPoolExecutor(
+                max(cores - 1, 1), "apply", initializer=torch.set_num_threads, initargs=(1,)
+            )
+            self._scratch += [self._new_scratch() for _ in range(cores - 1)]
+        indices = iter(range(len(self.blocks)))
+        others = [self._pool.submit(self._update, indices, s, vectors, has_gaps) for s in self._scratch[1:]]
+        self._update(indices, self._scratch[0], vectors, has_gaps)
+        for other in others:
+            other.result()
 
-    def _mean_masked(self, index: int, block: Block, slots: Sequence[Slot]) -> list[torch.Tensor | None]:
-        """No gradient is not a zero gradient: a run that nobody has stays untouched by the optimizer."""
-        means: list[torch.Tensor | None] = []
-        for number, run in enumerate(block.runs):
-            parts = [s.runs[index][number] for s in slots if s.has(run.pieces[0].tensor)]
-            if not parts:
-                means.append(None)
-                continue
-            total = self._sum_runs[index][number]
-            total.copy_(parts[0])
-            for part in parts[1:]:
-                total.add_(part)
-            means.append(_divide(total, len(slots)))
-        return means
+    def _divide_lr(self, divisor: int) -> None:
+        """For one update; 1: as the options say."""
+        for block in self.blocks:
+            for group, options in zip(block.optimizer.param_groups, self.options, strict=True):
+                lr = options["lr"]
+                assert isinstance(lr, int | float)
+                group["lr"] = lr if divisor == 1 else lr / divisor
 
-    def _split_where_torn(self, slots: Sequence[Slot]) -> None:
+    def _split_where_torn(self, vectors: Sequence[Vector]) -> None:
         """Split the blocks in which one tensor of a run has a gradient and another has none."""
         for index, block in enumerate(self.blocks):
-            for slot in slots:
-                if any(len({slot.has(p.tensor) for p in run.pieces}) > 1 for run in block.runs):
+            for vector in vectors:
+                if any(len({vector.has(p.tensor) for p in run.pieces}) > 1 for run in block.runs):
                     self._split(index)
                     break
 
@@ -125,16 +159,21 @@ class Shard:
         block = self.blocks[index]
         if all(len(run.pieces) == 1 for run in block.runs):
             return
-        block.split(OptimizerSpec(self._name, self._options))
-        self._sum_runs[index] = block.views(self._sums[index])
+        block.split(OptimizerSpec(self.optimizer_name, self.options))
+        for scratch in self._scratch:
+            scratch.split_again(self.blocks)
         for slot in list(self._slots):
             slot.runs[index] = block.views(slot.flats[index])
+            if slot.sum is not None:
+                slot.sum.runs[index] = block.views(slot.sum.flats[index])
 
     def _set_options(self, options: list[Options]) -> None:
-        if options != self._options:
+        if options != self.options:
             for block in self.blocks:
                 block.set_options(options)
-        self._options = options
+        self.options = options
+
+    # --- from and to outside ----------------------------------------------------------------------------------
 
     def copy_of(self, tensor: int | None) -> bytes:
         """The bytes of one tensor's slice, or of the whole shard."""
@@ -144,27 +183,52 @@ class Shard:
         mine = [p for p in self.pieces if p.tensor == tensor]
         return b"".join(bytes(self.memory[p.offset : p.offset + p.numel * item]) for p in mine)
 
+    def copy_of_ema(self) -> bytearray:
+        """The averaged parameters, laid out as the parameters are."""
+        if self._decay is None:
+            raise Refused("the ps keep no averaged parameters: start the run with --ema 0.999, say")
+        copy = bytearray(self.size_bytes)
+        for block, shadow in zip(self.blocks, self._shadows, strict=True):
+            flat(memoryview(copy), block.model_dtype, block.model_offset, block.numel).copy_(shadow)
+        return copy
+
+    def fill(self, values: memoryview) -> None:
+        """Parameters from outside; masters and averages start from them."""
+        self.memory[:] = values
+        for index, block in enumerate(self.blocks):
+            if block.dtype != block.model_dtype:
+                block.vector.copy_(self._seen[index])
+            if self._decay is not None:
+                self._shadows[index].copy_(block.vector)
+
     def assign(self, values: memoryview) -> None:
-        """Take parameters from outside. The sequence number moves, so that a reader in the middle reads again."""
+        """As fill, while workers may read: the sequence number moves, so that a reader in the middle reads again."""
         sequence = self._sequence[0]
         self._sequence[0] = sequence + 1
-        self.memory[:] = values
+        self.fill(values)
         self._sequence[0] = (sequence + ASSIGNMENT) % (1 << 64)
 
     def slots(self) -> tuple[list[SlotEntry], list[memoryview]]:
-        """All optimizer state, described and as bytes, in the order of the description."""
+        """All optimizer state and all masters, described and as bytes, in the order of the description."""
         entries: list[SlotEntry] = []
         data: list[memoryview] = []
         offset = 0
+        for piece, name, value in self._states():
+            raw = as_bytes(value.detach().contiguous())
+            span = (piece.tensor, piece.start, piece.stop)
+            entries.append(SlotEntry(*span, name, NAMES[value.dtype], value.dim() == 0, offset, raw.nbytes))
+            data.append(raw)
+            offset += raw.nbytes
+        return entries, data
+
+    def _states(self) -> Iterator[tuple[Piece, str, torch.Tensor]]:
         for block in self.blocks:
             for piece, state in block.states():
                 for name, value in state.items():
-                    raw = as_bytes(value.detach().contiguous())
-                    span = (piece.tensor, piece.start, piece.stop)
-                    entries.append(SlotEntry(*span, name, NAMES[value.dtype], value.dim() == 0, offset, raw.nbytes))
-                    data.append(raw)
-                    offset += raw.nbytes
-        return entries, data
+                    yield piece, name, value
+            if block.dtype != block.model_dtype:
+                for piece, start in block.places():
+                    yield piece, MASTER, block.vector[start : start + piece.numel]
 
     def load_slots(self, entries: Sequence[SlotEntry], data: memoryview) -> None:
         """Take optimizer state from outside; every entry must cover a piece as it was cut here."""
@@ -175,12 +239,11 @@ class Shard:
                 mine = [
                     e for e in entries if e.tensor == piece.tensor and e.start <= piece.start and piece.stop <= e.stop
                 ]
-                block.load(piece, {e.slot: _cut(e, piece, data) for e in mine})
-
-
-def _divide(total: torch.Tensor, count: int) -> torch.Tensor:
-    """By a true division. By a power of two it is a multiplication: the same bits, and half the time."""
-    return total.mul_(1 / count) if count & (count - 1) == 0 else total.div_(count)
+                state = {e.slot: _cut(e, piece, data) for e in mine}
+                master = state.pop(MASTER, None)
+                if master is not None and block.dtype != block.model_dtype:
+                    block.vector[run.start : run.start + run.numel].copy_(master)
+                block.load(piece, state)
 
 
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:

@@ -1,28 +1,49 @@
 """WHAT counts, and who is answered? The deciding half of a ps: events in, actions out.
 
 Driven by server/service with real sockets and by tests with thousands of simulated interleavings. It must never
-see a clock, a socket, a thread or a tensor: `Apply` and `Answer` are words here, service and shard make them true.
+see a clock, a socket, a thread or a tensor: the time comes in, and `Apply` and `Answer` are words here that service
+and shard make true.
 
 INVARIANT I2: a (worker, incarnation, push id) is applied at most once: ids of one incarnation only grow, and
 `applied` remembers the last one, whatever happened to it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
 from paceline.modes.base import Mode
-from paceline.server.rounds import Rounds, Vote
-from paceline.wire.decisions import Decision, Key
-from paceline.wire.frames import Outcome
+from paceline.server.rounds import Ballot, Rounds
+from paceline.wire.decisions import Contributor, Decision, Key
+from paceline.wire.frames import Flag, Outcome
+
+ROUND_SHARE = 0.2  # how much the newest round moves the measured time of a round
+
+
+class Part(NamedTuple):
+    """What one worker gives to an update: the sum of its counted gradients, the one in its slot, or both."""
+
+    key: Key
+    push_id: int
+    gradients: int = 1
+    has_sum: bool = False
+    has_slot: bool = True
 
 
 class Apply(NamedTuple):
-    """Make one update from the staged gradients of these, in this order."""
+    """Make one update from these, in this order; its lr divided by `divisor`."""
 
-    contributors: tuple[Key, ...]
+    parts: tuple[Part, ...]
+    divisor: int = 1
+
+
+class Add(NamedTuple):
+    """Add the gradient in this worker's slot to its sum: it is counted, and the slot is needed again."""
+
+    key: Key
+    is_first: bool
 
 
 class Answer(NamedTuple):
@@ -33,6 +54,7 @@ class Answer(NamedTuple):
     outcome: Outcome
     version: int
     decisions: tuple[Decision, ...] = ()
+    flags: int = 0
 
 
 class Free(NamedTuple):
@@ -41,7 +63,31 @@ class Free(NamedTuple):
     key: Key
 
 
-Action = Apply | Answer | Free
+class Wake(NamedTuple):
+    """Ask again after so many seconds: a grace ends then."""
+
+    after_s: float
+
+
+Action = Apply | Add | Answer | Free | Wake
+
+
+class Staged(NamedTuple):
+    """What a worker has staged for `round` (in this shard's versions): `counted` gradients in its sum, the last of
+    them `counted_id`, and one in its slot, `push_id`, that may or may not count (0: none)."""
+
+    round: int
+    push_id: int
+    counted: int = 0
+    counted_id: int = 0
+
+
+class Held(NamedTuple):
+    """A push whose answer waits; `outcome` is None until its round closes."""
+
+    push_id: int
+    since_s: float
+    outcome: Outcome | None = None
 
 
 @dataclass(slots=True)
@@ -51,77 +97,211 @@ class ShardState:
     mode: Mode
     members: Membership
     is_coordinator: bool
+    min_workers: int = 1
     version: int = 0
+    offset: int = 0  # this shard's version less ps:0's, when rounds began
+    epoch: int = 0  # switches of the mode so far
+    is_switching: bool = False
     applied: dict[int, Key] = field(default_factory=dict)  # worker -> (incarnation, push id) last dealt with
-    staged: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (round, push id)
-    waiting: dict[Key, int] = field(default_factory=dict)  # key -> push id that waits for the round to close
+    staged: dict[Key, Staged] = field(default_factory=dict)
+    waiting: dict[Key, Held] = field(default_factory=dict)
+    ready: set[Key] = field(default_factory=set)  # those who stand still until the mode has changed
+    clocks: dict[int, int] = field(default_factory=dict)  # bounded: worker -> steps done
     discarded: Counter[int] = field(default_factory=Counter)
-    staleness: Counter[int] = field(default_factory=Counter)
+    not_finite: Counter[int] = field(default_factory=Counter)
+    staleness: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     rounds: Rounds = field(default_factory=Rounds)
+    round_s: float = 0.0  # how long a round takes until it is due
+    closed_s: float = 0.0
+    due_s: float | None = None  # since when the open round is due
 
-    def push(self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False) -> list[Action]:
+    # --- a gradient -------------------------------------------------------------------------------------------
+
+    def push(
+        self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False, now_s: float = 0.0
+    ) -> list[Action]:
         """A whole gradient has arrived: in async it counts now; on ps:0 of a round mode it is staged and voted.
         `is_late`: all steps that were asked for are made, so it does not count."""
         worker, incarnation = key
         if not self.members.is_current(worker, incarnation):
             return [Answer(key, push_id, Outcome.FENCED, self.version)]
         if (incarnation, push_id) <= self.applied.get(worker, (0, 0)):
-            return [Answer(key, push_id, Outcome.DUPLICATE, self.version, self.rounds.open_decisions)]
-        if is_late:
-            self.applied[worker] = (incarnation, push_id)
-            return self._discard(key, push_id, Outcome.DISCARDED)
-        if not self.mode.has_rounds:
-            return self._count_now(key, push_id, base, is_finite)
-        return self._vote(key, push_id, base, is_finite)
+            return self._again(key, push_id, now_s)
+        if self.mode.has_rounds and self.is_coordinator and not is_late:
+            return self._vote(key, push_id, base, is_finite, now_s)
+        self.applied[worker] = (incarnation, push_id)
+        actions: list[Action] = []
+        is_old = self.mode.has_rounds  # on a shard that obeys: it was sent before the mode changed
+        outcome = Outcome.DISCARDED if is_late or is_old else self._count(actions, key, push_id, base, is_finite)
+        if outcome is not Outcome.APPLIED:
+            self._note(worker, outcome)
+        if not is_late and self.is_coordinator and self._must_wait(worker):
+            self.waiting[key] = Held(push_id, now_s, outcome)
+            return actions + self.release(now_s)
+        actions.append(self._answer(key, push_id, outcome))
+        return actions + self.release(now_s) if self.waiting else actions
 
-    def _count_now(self, key: Key, push_id: int, base: int, is_finite: bool) -> list[Action]:
-        self.applied[key[0]] = (key[1], push_id)
+    def _again(self, key: Key, push_id: int, now_s: float) -> list[Action]:
+        """A retry of what was dealt with. One that must wait waits as its first try did."""
+        if key in self.waiting:
+            return []
+        if self.is_coordinator and not self.mode.has_rounds and not self._may_go_on(key[0]):
+            self.waiting[key] = Held(push_id, now_s, Outcome.DUPLICATE)
+            return []
+        ballot = self.rounds.ballot_of(*key, push_id)
+        outcome = Outcome.DUPLICATE
+        if ballot is not None:
+            outcome = Outcome.ADDED if ballot.is_finite else Outcome.NOT_FINITE
+        return [self._answer(key, push_id, outcome)]
+
+    def _count(self, actions: list[Action], key: Key, push_id: int, base: int, is_finite: bool) -> Outcome:
+        """Where every push is an update: is this one?"""
         if not is_finite:
-            return self._discard(key, push_id, Outcome.NOT_FINITE)
+            return Outcome.NOT_FINITE
         if not self.mode.admits(base, self.version):
-            return self._discard(key, push_id, Outcome.DISCARDED)
-        self.staleness[self.version - base] += 1
+            return Outcome.DISCARDED
+        staleness = self.version - base
+        self.staleness[key[0]][staleness] += 1
         self.version += 1
-        return [Apply((key,)), Answer(key, push_id, Outcome.APPLIED, self.version)]
+        actions.append(Apply((Part(key, push_id),), 1 + staleness if self.mode.spec.staleness_scale else 1))
+        return Outcome.APPLIED
 
-    def _discard(self, key: Key, push_id: int, outcome: Outcome) -> list[Action]:
-        self.discarded[key[0]] += 1
-        return [Answer(key, push_id, outcome, self.version, self.rounds.open_decisions)]
+    def _note(self, worker: int, outcome: Outcome) -> None:
+        self.discarded[worker] += 1
+        if outcome is Outcome.NOT_FINITE:
+            self.not_finite[worker] += 1
 
-    def _vote(self, key: Key, push_id: int, base: int, is_finite: bool) -> list[Action]:
+    def _answer(self, key: Key, push_id: int, outcome: Outcome, flags: int = 0) -> Answer:
+        if self.is_switching:
+            flags |= Flag.SWITCH
+        return Answer(key, push_id, outcome, self.version, self.rounds.open_decisions, flags)
+
+    # --- waiting for others, where every push is an update ----------------------------------------------------
+
+    def _must_wait(self, worker: int) -> bool:
+        """Whether this worker, which has just done a step, must wait for slower or for missing ones."""
+        if self.mode.keeps_clocks:
+            self.clocks[worker] = self.clocks.get(worker, 0) + 1
+        return not self._may_go_on(worker)
+
+    def _may_go_on(self, worker: int) -> bool:
+        if self.lacks:
+            return False
+        if not self.mode.keeps_clocks or self.is_switching:
+            return True
+        return self.mode.may_read(self.clocks.get(worker, 0) - self._slowest())
+
+    def _slowest(self) -> int:
+        return min((self.clocks.get(w, 0) for w in self.members.training), default=0)
+
+    @property
+    def lacks(self) -> int:
+        """So many more workers are needed before training goes on."""
+        return self.members.lacks(self.min_workers) if self.min_workers > 1 else 0
+
+    def release(self, now_s: float) -> list[Action]:
+        """Answer those who waited for others and need not any more."""
+        free = [k for k, held in self.waiting.items() if held.outcome is not None and self._may_go_on(k[0])]
+        return [self._let_go(key, now_s) for key in free]
+
+    def _let_go(self, key: Key, now_s: float, outcome: Outcome | None = None) -> Answer:
+        held = self.waiting.pop(key)
+        self.waited_s[key[0]] += now_s - held.since_s
+        told = held.outcome if held.outcome is not None else outcome
+        assert told is not None
+        return self._answer(key, held.push_id, told, Flag.WAITED)
+
+    def entered(self, worker: int) -> None:
+        """A worker has joined, or trains again: bounded mode's clock takes it as no slower than the slowest."""
+        if self.mode.keeps_clocks:
+            others = [self.clocks.get(w, 0) for w in self.members.training if w != worker]
+            self.clocks[worker] = max(self.clocks.get(worker, 0), min(others, default=0))
+
+    # --- rounds, on ps:0 --------------------------------------------------------------------------------------
+
+    def _vote(self, key: Key, push_id: int, base: int, is_finite: bool, now_s: float) -> list[Action]:
         worker, incarnation = key
         if not self.mode.admits(base, self.version):
             self.applied[worker] = (incarnation, push_id)
-            return self._discard(key, push_id, Outcome.DISCARDED)
-        if self.rounds.vote(worker, Vote(incarnation, push_id, is_finite), base) and is_finite:
-            self.staged[key] = (base, push_id)
-        self.waiting[key] = push_id
-        return self.close_if_due()
+            self._note(worker, Outcome.DISCARDED)
+            return [self._answer(key, push_id, Outcome.DISCARDED)]
+        if key in self.waiting:
+            return []  # a retry: it is counted, and waits for its round
+        ballot = self.rounds.vote(worker, incarnation, push_id, is_finite, base)
+        if ballot is not None and is_finite:
+            self._stage(key, push_id, base)
+        if ballot is not None and self.mode.adds_up and self._may_add(ballot):
+            return self._added(key, push_id, is_finite) + self.close_if_due(now_s)
+        self.waiting[key] = Held(push_id, now_s)
+        return self.close_if_due(now_s)
 
-    def close_if_due(self) -> list[Action]:
+    def _may_add(self, ballot: Ballot) -> bool:
+        """Whether this worker goes on at once, into the same round. Not if its vote closes the round."""
+        if self.is_switching or self.lacks or self.due_s is not None:
+            return False
+        return self.mode.may_read(ballot.given) and not self.mode.is_due(self.rounds.given, self.members.training)
+
+    def _added(self, key: Key, push_id: int, is_finite: bool) -> list[Action]:
+        self.applied[key[0]] = (key[1], push_id)
+        if not is_finite:
+            self._note(key[0], Outcome.NOT_FINITE)
+            return [self._answer(key, push_id, Outcome.NOT_FINITE)]
+        return [*self._counted(key, push_id), self._answer(key, push_id, Outcome.ADDED)]
+
+    def close_if_due(self, now_s: float = 0.0) -> list[Action]:
         """Close the open round if the mode says so; called after every vote and every change of who trains."""
-        votes = self.rounds.votes
-        if not votes or not self.mode.is_due(votes.keys(), self.members.training):
+        given, training = self.rounds.given, self.members.training
+        if not given or self.lacks or not (self.mode.is_due(given, training) or self._waits_for_none()):
+            self.due_s = None
             return []
-        for worker, vote in votes.items():
-            self.applied[worker] = max(self.applied.get(worker, (0, 0)), (vote.incarnation, vote.push_id))
-        voters = {(w, v.incarnation): v for w, v in votes.items()}
+        if self.due_s is None:
+            self.due_s = now_s
+            took_s = now_s - self.closed_s
+            self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
+            grace_s = self._grace_s()
+            if grace_s > 0:
+                return [Wake(grace_s)]
+        elif now_s < self.due_s + self._grace_s():
+            return []
+        return self._close(now_s)
+
+    def _waits_for_none(self) -> bool:
+        """While the mode changes: whether everybody who has not stood still yet is in."""
+        if not self.is_switching:
+            return False
+        return self.members.training - {k[0] for k in self.ready} <= self.rounds.given.keys()
+
+    def _grace_s(self) -> float:
+        """How long a round that is due waits for those who could still add to it."""
+        given, mode = self.rounds.given, self.mode
+        if self.is_switching or not any(mode.may_read(given.get(w, 0)) for w in self.members.training):
+            return 0.0
+        return mode.grace_s(self.round_s)
+
+    def _close(self, now_s: float) -> list[Action]:
+        self.due_s, self.closed_s = None, now_s
+        voters = {(w, b.incarnation): b for w, b in self.rounds.votes.items()}
+        for (worker, incarnation), ballot in voters.items():
+            self.applied[worker] = max(self.applied.get(worker, (0, 0)), (incarnation, ballot.push_id))
         contributors = self.rounds.close(self.version)
-        actions: list[Action] = self._apply(contributors) if contributors else []
-        for key, push_id in self.waiting.items():
+        actions: list[Action] = self._apply(contributors, self.version) if contributors else []
+        for key in list(self.waiting):
             outcome = self._outcome(voters.get(key))
             if outcome is not Outcome.APPLIED:
-                self.discarded[key[0]] += 1
-                self.applied[key[0]] = max(self.applied.get(key[0], (0, 0)), (key[1], push_id))
-            actions.append(Answer(key, push_id, outcome, self.version, self.rounds.open_decisions))
-        self.waiting.clear()
+                self._note(key[0], outcome)
+                dealt_with = (key[1], self.waiting[key].push_id)
+                self.applied[key[0]] = max(self.applied.get(key[0], (0, 0)), dealt_with)
+            actions.append(self._let_go(key, now_s, outcome))
         return actions
 
     @staticmethod
-    def _outcome(vote: Vote | None) -> Outcome:
-        if vote is None:
+    def _outcome(ballot: Ballot | None) -> Outcome:
+        if ballot is None:
             return Outcome.DISCARDED
-        return Outcome.APPLIED if vote.is_finite else Outcome.NOT_FINITE
+        return Outcome.APPLIED if ballot.is_finite else Outcome.NOT_FINITE
+
+    # --- rounds, on every shard -------------------------------------------------------------------------------
 
     def stage(self, key: Key, push_id: int, round_: int) -> list[Action]:
         """On every shard but ps:0: hold the gradient until its round is decided; an ack, nothing else."""
@@ -129,44 +309,114 @@ class ShardState:
             return [Answer(key, push_id, Outcome.FENCED, self.version)]
         if round_ > self.version:
             raise ProtocolError(f"worker:{key[0]} staged round {round_} on a shard at version {self.version}")
-        if round_ == self.version:
-            self.staged[key] = (round_, push_id)
+        if round_ == self.version and self.mode.has_rounds:
+            self._stage(key, push_id, round_)
         return [Answer(key, push_id, Outcome.STAGED, self.version)]
+
+    def _stage(self, key: Key, push_id: int, round_: int) -> None:
+        old = self.staged.get(key)
+        if old is None or old.round != round_:
+            self.staged[key] = Staged(round_, push_id)
+        elif push_id > old.counted_id:
+            self.staged[key] = Staged(round_, push_id, old.counted, old.counted_id)
+
+    def count(self, key: Key, push_id: int) -> list[Action]:
+        """ps:0 has counted what this worker staged last: add it up, its slot is needed for the next one."""
+        staged = self.staged.get(key)
+        ack = Answer(key, push_id, Outcome.ADDED, self.version)
+        if staged is None or staged.push_id != push_id or staged.round != self.version:
+            return [ack]
+        return [*self._counted(key, push_id), ack]
+
+    def _counted(self, key: Key, push_id: int) -> list[Action]:
+        old = self.staged[key]
+        self.staged[key] = Staged(old.round, 0, old.counted + 1, push_id)
+        return [Add(key, is_first=old.counted == 0)]
 
     def carry(self, key: Key, push_id: int, decisions: tuple[Decision, ...]) -> list[Action]:
         """A pull that brings ps:0's decisions: apply those not seen yet, once, in order; then answer."""
         actions: list[Action] = []
-        for round_, contributors in decisions:
+        for decided, contributors in decisions:
+            round_ = decided + self.offset
             if round_ < self.version:
                 continue
-            lacking = [k for k in contributors if self.staged.get(k, (-1, 0))[0] != round_]
+            lacking = [c for c in contributors if not self._has(c, round_)]
             if round_ > self.version or lacking:
                 raise ProtocolError(
                     f"round {round_} decided with {contributors}, shard at {self.version} lacks {lacking}"
                 )
-            for k in contributors:
-                self.applied[k[0]] = max(self.applied.get(k[0], (0, 0)), (k[1], self.staged[k][1]))
-            actions += self._apply(contributors)
+            for worker, incarnation, _ in contributors:
+                staged = self.staged[worker, incarnation]
+                dealt_with = (incarnation, max(staged.push_id, staged.counted_id))
+                self.applied[worker] = max(self.applied.get(worker, (0, 0)), dealt_with)
+            actions += self._apply(contributors, round_)
         actions.append(Answer(key, push_id, Outcome.APPLIED, self.version))
         return actions
 
-    def _apply(self, contributors: tuple[Key, ...]) -> list[Action]:
+    def _has(self, contributor: Contributor, round_: int) -> bool:
+        worker, incarnation, count = contributor
+        staged = self.staged.get((worker, incarnation))
+        if staged is None or staged.round != round_:
+            return False
+        return count == staged.counted or (count == staged.counted + 1 and staged.push_id > 0)
+
+    def _apply(self, contributors: tuple[Contributor, ...], round_: int) -> list[Action]:
         """One update. A staged gradient is dropped here, because its round is decided, and nowhere else."""
-        self.staleness[0] += len(contributors)
+        parts = []
+        for worker, incarnation, count in contributors:
+            self.staleness[worker][0] += count
+            staged = self.staged[worker, incarnation]
+            has_slot = count > staged.counted
+            push_id = staged.push_id if has_slot else staged.counted_id
+            parts.append(Part((worker, incarnation), push_id, count, staged.counted > 0, has_slot))
         self.version += 1
-        dropped = [k for k, (round_, _) in self.staged.items() if round_ < self.version]
+        return [Apply(tuple(parts)), *self._drop_staged(round_)]
+
+    def _drop_staged(self, up_to: int) -> list[Action]:
+        dropped = [k for k, staged in self.staged.items() if staged.round <= up_to]
         for k in dropped:
             del self.staged[k]
-        free: list[Action] = [Free(k) for k in dropped if not self.members.is_current(*k)]
-        return [Apply(contributors), *free]
+        return [Free(k) for k in dropped if not self.members.is_current(*k)]
 
-    def left(self, key: Key) -> list[Action]:
+    # --- who takes part ---------------------------------------------------------------------------------------
+
+    def left(self, key: Key, now_s: float = 0.0) -> list[Action]:
         """A connection ended or a lease ran out. What it staged stays; the round may be due without it."""
         self.waiting.pop(key, None)
+        self.ready.discard(key)
         self.members.leave(*key)
         free: list[Action] = [] if key in self.staged else [Free(key)]
-        return free + self.changed()
+        return free + self.changed(now_s)
 
-    def changed(self) -> list[Action]:
-        """Who trains has changed (pause, barrier, close, loss)."""
-        return self.close_if_due() if self.is_coordinator and self.mode.has_rounds else []
+    def changed(self, now_s: float = 0.0) -> list[Action]:
+        """Who trains has changed (pause, barrier, close, loss), or a grace may be over."""
+        if not self.is_coordinator:
+            return []
+        return self.close_if_due(now_s) if self.mode.has_rounds else self.release(now_s)
+
+    # --- another mode -----------------------------------------------------------------------------------------
+
+    def begin_switch(self, now_s: float = 0.0) -> list[Action]:
+        """From now on whoever is answered stands still before its next step."""
+        self.is_switching = True
+        return self.changed(now_s)
+
+    def switch(self, mode: Mode) -> list[Action]:
+        """Nobody is between two steps: the new mode holds. Open decisions are carried with its dial."""
+        assert not self.rounds.votes and not self.waiting
+        self.is_switching = False
+        self.ready.clear()
+        self.rounds.forget()
+        return self._take_mode(mode, self.epoch + 1)
+
+    def align(self, mode: Mode, epoch: int, version: int) -> list[Action]:
+        """On every shard but ps:0: obey the new mode. `version` is ps:0's: rounds are counted from there."""
+        if epoch <= self.epoch:
+            return []
+        self.offset = self.version - version
+        return self._take_mode(mode, epoch)
+
+    def _take_mode(self, mode: Mode, epoch: int) -> list[Action]:
+        self.mode, self.epoch = mode, epoch
+        self.clocks.clear()
+        return self._drop_staged(self.version)

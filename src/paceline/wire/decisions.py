@@ -1,4 +1,5 @@
 """WHO contributed to a round? The words that ps:0's decision is told in; shared by ps and worker."""
 
 Key = tuple[int, int]  # (worker, incarnation)
-Decision = tuple[int, tuple[Key, ...]]  # (round, contributors in worker order)
+Contributor = tuple[int, int, int]  # (worker, incarnation, how many of its gradients)
+Decision = tuple[int, tuple[Contributor, ...]]  # (round, contributors in worker order)

@@ -34,6 +34,7 @@ class Kind(IntEnum):
     ANSWER = 4  # what became of the push; parameters may follow
     BEAT = 5  # one way: the worker is alive
     COLD = 6  # the tail is a message of wire/messages
+    BUCKET = 7  # one way: a part of the gradient to come, at byte `version` of the slot
 
 
 class Flag(IntEnum):
@@ -43,6 +44,10 @@ class Flag(IntEnum):
     WANTS_TICKET = 2  # the worker asks for leave to compute one more step
     TICKET = 4  # granted
     INTO_SLOT = 8  # copy the parameters into my slot: reading them in place was torn too often
+    COUNTED = 16  # in a pull: ps:0 has counted what I staged last, and I may stage more for the same round
+    WAITED = 32  # in an answer: it was held back, so what the other shards said before is old
+    SWITCH = 64  # in an answer: stand still before the next step, the mode changes
+    SENT = 128  # in a push: its gradient came before, in buckets
 
 
 class Outcome(IntEnum):
@@ -54,6 +59,10 @@ class Outcome(IntEnum):
     NOT_FINITE = 3
     DUPLICATE = 4
     FENCED = 5  # a newer incarnation of this worker is in, or it was given up
+    ADDED = 6  # counted in a round that is still open, to which this worker may add more
+
+
+WITHOUT_PARAMETERS = (Outcome.STAGED, Outcome.FENCED, Outcome.ADDED)
 
 
 class Frame(NamedTuple):

@@ -7,6 +7,7 @@ Numbers travel, code never does: an optimizer is a name and its options.
 import msgspec
 
 from paceline.errors import ProtocolError
+from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.wire.decisions import Decision
 
@@ -41,6 +42,7 @@ class Join(Message, frozen=True):
     num_ps: int
     layout: Layout
     optimizer: OptimizerSpec
+    wire: str = "float32"
 
 
 class Joined(Message, frozen=True):
@@ -60,12 +62,23 @@ class Start(Message, frozen=True):
     """Step 3, to ps:0: answered when every worker of the cluster has joined."""
 
 
+class Dial(Message, frozen=True):
+    """The mode that holds from now on: its `epoch` counts switches, `version` is ps:0's at the switch, `decisions`
+    are to be carried to a shard before it obeys."""
+
+    epoch: int
+    spec: ModeSpec
+    version: int
+    decisions: tuple[Decision, ...] = ()
+
+
 class Started(Message, frozen=True):
     """Go. `decisions` are to be carried to the other shards before the first pull."""
 
     seed: int
     global_step: int
     decisions: tuple[Decision, ...]
+    dial: Dial
 
 
 class Attach(Message, frozen=True):
@@ -80,19 +93,25 @@ class AskStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
+    """`live`: workers that are in now; `lacks`: so many more are needed before training goes on (--min-workers)."""
+
     missing: list[int]
     waiting_for: list[int]
     version: int
+    live: list[int] = []
+    lacks: int = 0
 
 
 # --- while it trains ----------------------------------------------------------------------------------------------
 
 
 class PushTail(Message, frozen=True):
-    """What a push says beside its numbers: options that changed, and a bit a tensor that had a gradient."""
+    """What a push says beside its numbers: options that changed, a bit a tensor that had a gradient, and how many
+    samples it is the mean of, when that is another number than before."""
 
     options: list[Options] | None = None
     mask: bytes = b""
+    weight: float | None = None
 
 
 class Carried(Message, frozen=True):
@@ -106,11 +125,44 @@ class Pause(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    pass
+    """Answered with the Dial that holds now."""
 
 
 class Barrier(Message, frozen=True):
-    """Answered when every live worker is in."""
+    """Answered with the Dial that holds, when every live worker is in."""
+
+
+class Ready(Message, frozen=True):
+    """I stand still between two steps; answered with the new Dial when everybody does."""
+
+
+class Align(Message, frozen=True):
+    """To every shard but ps:0, by whoever hears of a new dial: obey it from now on."""
+
+    dial: Dial
+
+
+class Aligned(Message, frozen=True):
+    """`offset`: this shard's version less ps:0's; its rounds are counted from there."""
+
+    offset: int
+    version: int
+
+
+class SwitchMode(Message, frozen=True):
+    """From `paceline ctl mode` or a script, to ps:0: change the mode. `waits`: answer when it is done."""
+
+    spec: ModeSpec
+    waits: bool = True
+
+
+class Switched(Message, frozen=True):
+    """`pause_ms`: how long the first worker that stood still did so; None: it is only under way."""
+
+    before: ModeSpec
+    after: ModeSpec
+    global_step: int
+    pause_ms: float | None
 
 
 class Steps(Message, frozen=True):
@@ -123,13 +175,17 @@ class Ticket(Message, frozen=True):
     is_granted: bool
     is_spent: bool
     global_step: int
+    dial: Dial
 
 
 class Fetch(Message, frozen=True):
-    """what: parameters, slots or carried. tensor: one trained tensor only. A Fetched with bulk answers."""
+    """what: parameters, slots, carried or ema. tensor: one trained tensor only. A Fetched with bulk answers."""
 
     what: str
     tensor: int | None = None
+
+
+MASTER = "master"  # a slot beside the optimizer's own: the wider value of a half-precision parameter
 
 
 class SlotEntry(msgspec.Struct, frozen=True):
@@ -167,7 +223,7 @@ class Describe(Message, frozen=True):
 
 class Described(Message, frozen=True):
     run_id: str
-    mode: str
+    spec: ModeSpec
     placement: str
     num_ps: int
     version: int
@@ -206,10 +262,13 @@ class Failed(Message, frozen=True):
 
 
 Request = (
-    Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Steps | Fetch | Assign
-    | AskDecisions | Describe | Close | Lost
+    Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Ready | Align
+    | SwitchMode | Steps | Fetch | Assign | AskDecisions | Describe | Close | Lost
 )  # fmt: skip
-Reply = Joined | Started | Status | Carried | Ticket | Fetched | Described | Closed | Done | Failed
+Reply = (
+    Joined | Started | Status | Carried | Dial | Aligned | Switched | Ticket | Fetched | Described | Closed | Done
+    | Failed
+)  # fmt: skip
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Request | Reply] = msgspec.msgpack.Decoder(Request | Reply)

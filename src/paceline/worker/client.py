@@ -13,10 +13,12 @@ A step in a mode with rounds and several ps (server/rounds has the other side):
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
+from paceline.modes import make as make_mode
+from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.telemetry.lines import waiting_line
@@ -43,11 +45,13 @@ class Identity:
     incarnation: int
     run_id: str
     is_chief: bool
-    mode: str
+    spec: ModeSpec
     ps_addresses: tuple[str, ...]
     worker_devices: tuple[str, ...]
     placement: str
     lane: str
+    wire: str
+    overlaps: bool
     secret: bytes
     lease_s: float
     wait_s: float
@@ -67,7 +71,6 @@ class Client:
     def __init__(
         self,
         me: Identity,
-        has_rounds: bool,
         layout: Layout,
         plan: Plan,
         arena: memoryview,
@@ -75,7 +78,8 @@ class Client:
     ) -> None:
         self._me = me
         self._say = say
-        self._has_rounds = has_rounds
+        self.dial = m.Dial(0, me.spec, 0)
+        self._take_dial(self.dial)
         self._layout = layout
         self._plan = plan
         self._arena = arena
@@ -96,8 +100,8 @@ class Client:
         began = time.monotonic()
         is_first = False
         message = m.Join(
-            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.mode, me.placement, self._plan.num_ps,
-            self._layout, optimizer,
+            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.spec.name, me.placement, self._plan.num_ps,
+            self._layout, optimizer, me.wire,
         )  # fmt: skip
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
@@ -113,6 +117,7 @@ class Client:
             initialise_slots()
         self._attach()
         started = self._await_start()
+        self.adopt(started.dial)
         self.carry(started.decisions)
         self.waited_s = time.monotonic() - began
         return started
@@ -174,6 +179,14 @@ class Client:
             raise ProtocolError("ps:0 does not know its status")
         return reply
 
+    def ask_beside(self, request: m.Request) -> m.Reply:
+        """A question to ps:0 that does not touch the connection that trains; a refusal is raised."""
+        assert self._watch is not None
+        reply, _ = self._watch.ask(request)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        return reply
+
     # --- the two verbs ----------------------------------------------------------------------------------------
 
     def push(
@@ -182,8 +195,10 @@ class Client:
         tail: bytes = b"",
         is_finite: bool = True,
         wants_ticket: bool = False,
+        sent: Collection[int] = (),
     ) -> None:
-        """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory."""
+        """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory, and on the
+        `sent` shards, which have it already."""
         self.push_id += 1
         flags = 0
         if not is_finite:
@@ -191,14 +206,15 @@ class Client:
         others = self.links[1:]
         if not self._has_rounds:
             for link in others:
-                link.send(Kind.PUSH, flags, self.push_id, tail, payloads[link.index])
+                link.send(Kind.PUSH, flags | _sent(link, sent), self.push_id, tail, payloads[link.index])
         elif others and is_finite:
             for link in others:  # 1
-                link.send(Kind.STAGE, flags, self.push_id, tail, payloads[link.index])
+                link.send(Kind.STAGE, flags | _sent(link, sent), self.push_id, tail, payloads[link.index])
             for link in others:
                 self._await(link, link.frame)
         if wants_ticket:
             flags |= Flag.WANTS_TICKET
+        flags |= _sent(self.links[0], sent)
         self.links[0].send(Kind.PUSH, flags, self.push_id, tail, payloads[0])  # 2
         self.is_pending = True
 
@@ -207,31 +223,70 @@ class Client:
         link = self.links[0]
         has_tail = self._has_rounds and len(self.links) > 1
         first = self._await(link, link.frame if has_tail else link.answer)  # 3
-        self.links[0].read(self.push_id)
-        if self._has_rounds:
-            if len(self.links) > 1:
+        if first.outcome == Outcome.ADDED:
+            self._say_counted()
+        else:
+            link.read(self.push_id)
+            if has_tail:
                 carried = m.decode(first.tail) if first.tail else m.Carried(())
                 assert isinstance(carried, m.Carried)
                 self.carry(carried.decisions, first_is_read=True)  # 4
-        else:
-            for link in self.links[1:]:
-                self._await(link, link.answer)
-                link.read(self.push_id)
+            elif len(self.links) > 1:
+                self._take_others(was_held=bool(first.flags & Flag.WAITED))
         self.is_pending = False
+        if first.flags & Flag.SWITCH:
+            self.ask(m.Ready())
         return Taken(Outcome(first.outcome), bool(first.flags & Flag.TICKET))
+
+    def _say_counted(self) -> None:
+        """The round is still open and we may add to it: every shard keeps what was counted before the slot is
+        written again."""
+        for link in self.links[1:]:
+            link.send(Kind.PULL, Flag.COUNTED, self.push_id)
+        for link in self.links[1:]:
+            self._await(link, link.frame)
+
+    def _take_others(self, was_held: bool) -> None:
+        """The answers of ps:1..n, where every push is an update. If ps:0 held us back, theirs are old by now."""
+        for link in self.links[1:]:
+            self._await(link, link.answer)
+            if was_held and not link.shares_memory:
+                self._pull(link, ())
+            else:
+                link.read(self.push_id)
+
+    def adopt(self, dial: m.Dial) -> None:
+        """Another mode holds: bring it to the other shards, after what was decided before it, and read all."""
+        if dial.epoch == self.dial.epoch:
+            return
+        for link in self.links[1:]:
+            if dial.decisions:
+                self._pull(link, dial.decisions)
+            reply = link.ask(m.Align(dial))
+            if not isinstance(reply, m.Aligned):
+                raise ProtocolError(f"ps:{link.index} answered Align with {type(reply).__name__}")
+            link.offset = reply.offset
+        self._take_dial(dial)
+        self.pull()
+
+    def _take_dial(self, dial: m.Dial) -> None:
+        self.dial = dial
+        self._has_rounds = make_mode(dial.spec, len(self._me.worker_devices)).has_rounds
 
     def carry(self, decisions: tuple[Decision, ...], first_is_read: bool = False) -> None:
         """Bring ps:0's decisions to the other shards and read all; in rounds until all are at one version."""
         for _ in range(REFRESH_TRIES):
             for link in self.links[1:] if first_is_read else self.links:
                 self._pull(link, decisions if link.index else ())
-            if not self._has_rounds or len({link.version for link in self.links}) == 1:
+            if not self._has_rounds or len({link.version - link.offset for link in self.links}) == 1:
                 return
             first_is_read = False
             reply = self.links[0].ask(m.AskDecisions())
             assert isinstance(reply, m.Carried)
             decisions = reply.decisions
-        raise ClusterError(f"the shards do not come to one version: {[link.version for link in self.links]}")
+        raise ClusterError(
+            f"the shards do not come to one round: {[link.version - link.offset for link in self.links]}"
+        )
 
     def pull(self) -> None:
         """The newest parameters, now."""
@@ -258,8 +313,11 @@ class Client:
                 waiting = self._still_waiting(waiting, link)
 
     def _still_waiting(self, waiting: "_Patience | None", link: Link) -> "_Patience":
-        slow = [self._me.worker_devices[w] for w in self.status().waiting_for if w != self._me.worker]
-        names = slow or [f"/job:ps/replica:0/task:{link.index}"]
+        status = self.status()
+        names = [self._me.worker_devices[w] for w in status.waiting_for if w != self._me.worker]
+        if status.lacks:
+            names = [f"{status.lacks} more worker(s), as --min-workers asks"]
+        names = names or [f"/job:ps/replica:0/task:{link.index}"]
         waiting = waiting or _Patience(self._me.wait_s, names, self._say, first_after_s=SAY_EVERY_S)
         waiting.names = names
         waiting.again(f"{', '.join(names)} did not answer")
@@ -278,6 +336,8 @@ class Client:
                 waiting = self._still_waiting(waiting, link)
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
+        if isinstance(reply, m.Dial | m.Ticket):
+            self.adopt(reply if isinstance(reply, m.Dial) else reply.dial)
         return reply  # type: ignore[return-value]
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -293,6 +353,10 @@ class Client:
     def _slice(self, index: int) -> memoryview:
         base = self._plan.base(index)
         return self._arena[base : base + self._plan.shard_bytes[index]]
+
+
+def _sent(link: Link, sent: Collection[int]) -> int:
+    return Flag.SENT if link.index in sent else 0
 
 
 class _Patience:

@@ -4,7 +4,7 @@ Made by paceline.init. Every call first takes the answer of the last push, so th
 Without a cluster the same calls do the plain thing, and nothing of the training changes.
 """
 
-import threading
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,18 +17,16 @@ import msgspec
 from paceline.checkpoint.policy import SavePolicy
 from paceline.cluster.discovery import Assignment
 from paceline.errors import PacelineError, UsageError
-from paceline.modes import make as make_mode
+from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
-from paceline.telemetry import lines
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
-from paceline.telemetry.summaries import EventWriter
 from paceline.wire import messages as m
+from paceline.worker import slowness
 from paceline.worker.client import Identity
+from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
-
-LINES_PER_S = 3.0
+from paceline.worker.reporting import Reporter
 
 
 class Context:
@@ -41,24 +39,14 @@ class Context:
         self._evaluator: Any = None
         self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
         self._is_closed = False
-        self._began_s = time.monotonic()
-        self._trained_from_s: float | None = None
         self._samples = 0
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
         self._is_assigning = False
         self._said_ignored = False
-        self._next_line_s = 0.0
-        self._log_every = assignment.settings.log_every if assignment else 0
-        self.clock = StepClock()
+        self._said_no_averages = False
         self._saving = SavePolicy(assignment.settings.save_every) if assignment and self.is_chief else None
-        paths = self._paths()
-        self._sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
-        self._events = EventWriter(paths.root) if paths and self.is_chief else None
-        self._metrics: dict[str, float] = {}
-        self._stop_ticking = threading.Event()
-        if assignment is not None:
-            self._sink.event("start", task=str(assignment.task), incarnation=assignment.incarnation)
+        self._reporter = Reporter(assignment, out, self.is_chief)
 
     # --- who am I ---------------------------------------------------------------------------------------------
 
@@ -87,6 +75,11 @@ class Context:
 
     @property
     def mode(self) -> str:
+        """The mode that holds now, by name."""
+        if self._trainee is not None:
+            self._trainee.settle()
+            name: str = self._trainee.client.dial.spec.name
+            return name
         return self._assignment.settings.mode if self._assignment else "single"
 
     @property
@@ -123,11 +116,13 @@ class Context:
             incarnation=assignment.incarnation,
             run_id=settings.run_id,
             is_chief=self.is_chief,
-            mode=settings.mode,
+            spec=settings.mode_spec,
             ps_addresses=tuple(cluster.address(t) for t in cluster.ps),
             worker_devices=tuple(t.device for t in cluster.workers),
             placement=settings.placement,
             lane=settings.lane,
+            wire=settings.wire,
+            overlaps=settings.overlap and settings.mode != "local",
             secret=assignment.secret,
             lease_s=settings.lease_s,
             wait_s=settings.wait_s,
@@ -146,49 +141,29 @@ class Context:
         """Called by prepare when the cluster has started."""
         self._trainee = trainee
         self._samples = batch_size
-        self._trained_from_s = time.time()
-        self.clock.waited(trainee.client.waited_s)
         settings = self._require_cluster().settings
         if settings.log_device_placement and self.is_chief:
             for line in table(trainee.layout, trainee.plan):
                 self._say(line)
         if self.is_chief and settings.run_dir is None:
             self._say("Nothing will be saved: start the chief with --run-dir to keep the model")
-        self._say(lines.begins_line(self._trained_from_s))
-        threading.Thread(target=self._tick, name="telemetry", daemon=True).start()
+        trainee.slowness = slowness.of(settings.slow, self._require_cluster().task)
+        if trainee.slowness is not None:
+            self._say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
+        self._reporter.begin(trainee, trainee.client.waited_s)
 
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
         self.clock.step(self._samples)
-        steps, now_s = self._trainee.steps, time.monotonic()
-        if self._saving is not None and self._saving.is_due(steps, now_s):
+        now_s = time.monotonic()
+        if self._saving is not None and self._saving.is_due(self._trainee.steps, now_s):
             self.save()
-        if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
-            self._next_line_s = now_s + 1 / LINES_PER_S
-            self._say(lines.step_line(time.time(), self.worker_index, steps, self._newest_step()))
+        self._reporter.stepped(self.worker_index, self._trainee, now_s)
 
-    def _newest_step(self) -> int:
-        """The global step with this worker's own push in it, without waiting for the answer to that push."""
-        client = self._trainee.client
-        newest: int = client.links[0].version + client.is_pending
-        return newest
-
-    def _tick(self) -> None:
-        steps, at_s = 0, time.monotonic()
-        while not self._stop_ticking.wait(1.0):
-            now_steps, now_s = self._trainee.steps, time.monotonic()
-            self._record((now_steps - steps) / (now_s - at_s))
-            steps, at_s = now_steps, now_s
-
-    def _record(self, steps_per_s: float) -> None:
-        self._sink.tick(
-            task=str(self._require_cluster().task),
-            step=self._trainee.steps,
-            global_step=self._trainee.client.links[0].version,
-            steps_per_s=round(steps_per_s, 2),
-            metrics=dict(self._metrics),
-            phase="train",
-        )
+    @property
+    def clock(self) -> StepClock:
+        """What this worker's steps and epochs take."""
+        return self._reporter.clock
 
     # --- going on ---------------------------------------------------------------------------------------------
 
@@ -211,7 +186,6 @@ class Context:
         trainee.wants_ticket = True
         try:
             while self._has_ticket(total):
-                trainee.has_ticket = False
                 yield number
                 number += 1
                 trainee.settle()
@@ -226,11 +200,7 @@ class Context:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
-        numbers = {name: float(value) for name, value in values.items()}
-        self._metrics.update(numbers)
-        self.clock.metrics(numbers)
-        if self._events is not None and self._trainee is not None:
-            self._events.scalars(numbers, self._newest_step())
+        self._reporter.log(values, self._trainee)
 
     def print(self, *values: object) -> None:
         """Print on the chief only."""
@@ -241,7 +211,9 @@ class Context:
         """Wait until every live worker is here; rounds go on without those who wait."""
         if self._trainee is not None:
             self._ask(m.Barrier())
-            self._refresh()
+            self._trainee.refresh()
+            if self._trainee.slowness is not None:
+                self._trainee.slowness.begin()  # waiting here is no step
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -254,15 +226,61 @@ class Context:
             yield
         finally:
             self._ask(m.Resume())
-            self._refresh()
+            self._trainee.refresh()
+            if self._trainee.slowness is not None:
+                self._trainee.slowness.begin()
 
     def pull(self) -> None:
-        """The newest parameters, now."""
+        """The newest parameters, now (in mode local: unless this worker is between two exchanges)."""
         if self._evaluator is not None:
             self._alone_step = self._evaluator.pull()
         elif self._trainee is not None:
-            self._trainee.settle()
-            self._refresh()
+            self._trainee.refresh()
+
+    @contextmanager
+    def ema(self) -> Iterator[None]:
+        """Inside, the model holds the averages that the ps keep with --ema; outside, its own parameters again."""
+        if self._trainee is not None:
+            with self._trainee.averages():
+                yield
+            return
+        if not self._said_no_averages:
+            self._said_no_averages = True
+            self._say("paceline: ctx.ema() without a cluster: nobody keeps averages, the model stays as it is")
+        yield
+
+    def weight(self, samples: float) -> None:
+        """So many samples are in each of this worker's pushes from now on; without it, what the loader gave counts.
+        A round's mean is weighted by it."""
+        if not (math.isfinite(samples) and samples > 0):
+            raise UsageError(f"weight({samples}): a push holds a number of samples above 0")
+        if self._trainee is not None:
+            self._trainee.own_weight = float(samples)
+
+    def saw_samples(self, count: int) -> None:
+        """Called by the prepared loader with every batch that it gives."""
+        if self._trainee is not None:
+            self._trainee.seen_samples += count
+
+    def switch_mode(self, name: str, **numbers: Any) -> None:
+        """Ask for another mode; it holds once every worker has finished a step. `numbers` are run's flags by their
+        Python names: replicas_to_aggregate, extra_tokens, grace_ms, staleness, local_steps, outer. Alone: nothing."""
+        spec = spec_of(name, **numbers)
+        if self._trainee is not None:
+            check_mode(spec, self.num_workers)
+            self._trainee.client.ask_beside(m.SwitchMode(spec, waits=False))
+
+    def place(self) -> tuple[int, int]:
+        """Which worker of how many this is among those that train now; for an elastic cluster's shares of the data."""
+        if not self.is_elastic:
+            return self.worker_index, self.num_workers
+        live = self._trainee.client.status().live if self._trainee is not None else []
+        return (live.index(self.worker_index), len(live)) if self.worker_index in live else (0, 1)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers may join while the others train."""
+        return self._assignment is not None and self._assignment.settings.started_workers is not None
 
     @contextmanager
     def assign(self) -> Iterator[None]:
@@ -314,7 +332,7 @@ class Context:
         if self._is_closed:
             return
         self._is_closed = True
-        self._stop_ticking.set()
+        self._reporter.stop()
         try:
             if self._trainee is not None and is_ok:
                 self._leave()
@@ -323,21 +341,12 @@ class Context:
                 self._trainee.client.close()
             if self._evaluator is not None:
                 self._evaluator.close()
-            if self._events is not None:
-                self._events.close()
-            self._sink.close()
+            self._reporter.close()
 
     def _leave(self) -> None:
         trainee = self._trainee
         trainee.settle()
-        assert self._trained_from_s is not None
-        ended_s = time.time()
-        self._say(lines.ends_line(ended_s))
-        self._say(lines.elapsed_line(ended_s - self._trained_from_s))
-        self._record(trainee.steps / max(ended_s - self._trained_from_s, 1e-9))
-        self.clock.discarded(trainee.discarded)
-        report = self.clock.report(self.worker_index, time.monotonic() - self._began_s)
-        self._sink.event("report", task=str(self._require_cluster().task), report=msgspec.to_builtins(report))
+        report = self._reporter.end(self.worker_index, trainee, trainee.discarded)
         links = trainee.client.links
         if self.is_chief:
             trainee.send_carried()
@@ -359,8 +368,8 @@ class Context:
         from paceline.worker.saving import save
 
         settings = self._require_cluster().settings
-        folder = save(self._trainee, paths.checkpoints, settings.run_id, settings.mode)
-        self._sink.event("checkpoint", folder=str(folder))
+        folder = save(self._trainee, paths.checkpoints, settings.run_id, self.mode, settings.ema is not None)
+        self._reporter.sink.event("checkpoint", folder=str(folder))
         return folder
 
     def __enter__(self) -> "Context":
@@ -377,10 +386,6 @@ class Context:
         self._trainee.settle()
         reply: m.Reply = self._trainee.client.ask(request)
         return reply
-
-    def _refresh(self) -> None:
-        self._trainee.client.pull()
-        self._trainee.mirror()
 
     def _require_cluster(self) -> Assignment:
         if self._assignment is None:
@@ -401,10 +406,6 @@ class Context:
 
     def count_solo_step(self) -> None:
         self._alone_step += 1
-
-    def has_rounds(self) -> bool:
-        settings = self._require_cluster().settings
-        return make_mode(settings.mode, settings.replicas_to_aggregate).has_rounds
 
 
 def flush_line(text: str) -> None:

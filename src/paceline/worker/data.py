@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+Place = Callable[[], tuple[int, int]]  # which worker, of how many
+
 
 class SharedBatches:
     """Batches of indices: worker i of n takes batches i, i+n, i+2n, …; the last round is filled by wrapping.
@@ -26,6 +28,7 @@ class SharedBatches:
         num_workers: int,
         seed: int,
         drop_last: bool = False,
+        place: Place | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.epoch = 0
@@ -35,6 +38,7 @@ class SharedBatches:
         self._num_workers = num_workers
         self._seed = seed
         self._drop_last = drop_last
+        self._place = place
 
     def __len__(self) -> int:
         return -(-self._num_batches() // self._num_workers)
@@ -42,6 +46,8 @@ class SharedBatches:
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
         self.epoch += 1
+        if self._place is not None:
+            self._worker, self._num_workers = self._place()
         count = self._num_batches()
         for first in range(self._worker, len(self) * self._num_workers, self._num_workers):
             start = (first % count) * self.batch_size
@@ -63,15 +69,18 @@ class SharedBatches:
 class EveryNth:
     """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers."""
 
-    def __init__(self, batches: Any, worker: int, num_workers: int) -> None:
+    def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None) -> None:
         self._batches = batches
         self._worker = worker
         self._num_workers = num_workers
+        self._place = place
 
     def __len__(self) -> int:
         return -(-len(self._batches) // self._num_workers)
 
     def __iter__(self) -> Iterator[Sequence[int]]:
+        if self._place is not None:
+            self._worker, self._num_workers = self._place()
         count = 0
         kept: list[Sequence[int]] = []
         for batch in self._batches:
@@ -86,9 +95,16 @@ class EveryNth:
 
 
 def share(
-    loader: DataLoader[Any], worker: int, num_workers: int, seed: int, data: str, say: Callable[[str], None]
+    loader: DataLoader[Any],
+    worker: int,
+    num_workers: int,
+    seed: int,
+    data: str,
+    say: Callable[[str], None],
+    place: Place | None = None,
 ) -> DataLoader[Any]:
-    """The loader this worker iterates: the same one when it is alone or told to take everything, else its share."""
+    """The loader this worker iterates: the same one when it is alone or told to take everything, else its share.
+    `place` says at the start of every epoch which worker of how many this is, where workers come and go."""
     if num_workers == 1 or data == "full":
         return loader
     if isinstance(loader.dataset, IterableDataset):
@@ -102,10 +118,10 @@ def share(
     if type(loader.batch_sampler) is BatchSampler and _takes_all_once(sampler) and loader.batch_size is not None:
         shuffle = type(sampler) is RandomSampler
         size = len(sampler)  # type: ignore[arg-type]
-        batches = SharedBatches(size, loader.batch_size, shuffle, worker, num_workers, seed, loader.drop_last)
+        batches = SharedBatches(size, loader.batch_size, shuffle, worker, num_workers, seed, loader.drop_last, place)
     else:
         say("paceline: a sampler of your own is shared out batch by batch: it must give all workers the same order")
-        batches = EveryNth(loader.batch_sampler, worker, num_workers)
+        batches = EveryNth(loader.batch_sampler, worker, num_workers, place)
     return _with_batches(loader, batches)
 
 
@@ -136,16 +152,57 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
     )
 
 
-def note_epochs(loader: DataLoader[Any], on_epoch: Callable[[], None]) -> DataLoader[Any]:
-    """Tell when an epoch starts, without changing what the loader gives: its class becomes a subclass of its own."""
+def note_epochs(
+    loader: DataLoader[Any], on_epoch: Callable[[], None], on_batch: Callable[[int], None] | None = None
+) -> DataLoader[Any]:
+    """Tell when an epoch starts and how many samples each batch has, without changing what the loader gives: its class
+    becomes a subclass of its own."""
     base = type(loader)
 
     def iterate(self: DataLoader[Any]) -> Any:
         on_epoch()
-        return base.__iter__(self)
+        batches = base.__iter__(self)
+        return batches if on_batch is None else _Counted(batches, on_batch)
 
     loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
     return loader
+
+
+class _Counted:
+    """A loader's own iterator, whose batches are counted as they are taken."""
+
+    def __init__(self, batches: Any, on_batch: Callable[[int], None]) -> None:
+        self._batches = batches
+        self._on_batch = on_batch
+
+    def __iter__(self) -> "_Counted":
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._on_batch(samples_in(batch))
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch holds: the length of its first tensor; 0 when it has none.
+
+    >>> samples_in([torch.zeros(10, 3), torch.zeros(10)]), samples_in({"x": torch.zeros(4, 2)}), samples_in("text")
+    (10, 4, 0)
+    """
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 0
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next((count for part in batch if (count := samples_in(part))), 0)
+    return 0
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from paceline.checkpoint.store import RAW
-from paceline.cluster.spec import ClusterSpec
 from paceline.errors import ClusterError, PacelineError, ProtocolError, Refused, UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.params.placement import Plan, place
@@ -114,12 +113,7 @@ def open_run(run_dir: Path) -> Kv:
     from paceline.telemetry.paths import RunPaths
 
     paths = RunPaths(run_dir)
-    try:
-        jobs = msgspec.json.decode(paths.cluster.read_bytes())
-        cluster = ClusterSpec({job: addresses for job, addresses in jobs.items() if job != "tasks"})
-        secret = paths.read_secret()
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{run_dir} is no run folder: {error}") from error
+    cluster, secret = paths.read_cluster(), paths.read_secret()
     try:
         return Kv([cluster.address(t) for t in cluster.ps], "auto", secret)
     except ClusterError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline.errors import ProtocolError, Refused, WaitTimeout
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
-from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Failed, Join, Joined, Reply, Request
 from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
 
@@ -25,6 +25,7 @@ class Link:
         self.index = index
         self.into = into
         self.version = 0
+        self.offset = 0  # this shard's version less ps:0's, where rounds are counted
         self.slot: memoryview | None = None
         self._worker = worker
         self._incarnation = incarnation
@@ -85,6 +86,10 @@ class Link:
             bulk=bulk,
         )
 
+    def send_bucket(self, offset: int, part: Buffer) -> None:
+        """A part of the gradient to come, for this byte of the slot; no answer."""
+        self.channel.send(Kind.BUCKET, 0, self._worker, self._incarnation, version=offset, bulk=(part,))
+
     def answer(self, push_id: int) -> Frame:
         """The answer to a push; where memory is shared it has mostly been written there before we ask."""
         bell = self._bell
@@ -101,7 +106,7 @@ class Link:
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
         self._refuse_fenced(frame.outcome)
-        if not self.shares_memory and frame.outcome != Outcome.STAGED:
+        if not self.shares_memory and frame.outcome not in WITHOUT_PARAMETERS:
             self.channel.recv_bulk(frame, self.into)
             self.version = frame.version
         return frame

@@ -18,6 +18,7 @@ from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.slots import WholeSlot, scatter
 from paceline.worker.torch import Trainee
+from paceline.worker.torch_local import LocalTrainee
 from paceline.worker.torch_optimizer import convert
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
         raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
     else:
         seed = ctx.seed
-    result = [_loader(ctx, o, seed, shard) if isinstance(o, DataLoader) else o for o in objects]
+    result = [_loader(ctx, o, seed, shard, o is loaders[0]) if isinstance(o, DataLoader) else o for o in objects]
     return result[0] if len(result) == 1 else tuple(result)
 
 
@@ -89,22 +90,35 @@ def _prepare_evaluator(
 def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> int:
     """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer."""
     assert ctx.assignment is not None
-    settings, cluster = ctx.assignment.settings, ctx.assignment.cluster
-    trainee = Trainee(model, optimizer, len(cluster.ps), settings.placement)  # 1
-    client = trainee.connect(ctx.identity(), ctx.has_rounds(), ctx.say)
+    trainee = _trainee(ctx, model, optimizer)  # 1
+    client = trainee.connect(ctx.identity(), ctx.say)
     remote = _Remote(ctx, trainee)
-    what_it_remembers = (lambda: remote.load_slots(optimizer)) if optimizer.state else lambda: None
+    is_local = isinstance(trainee, LocalTrainee)
+    has_memory = bool(optimizer.state) and not is_local
+    what_it_remembers = (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None
     started = client.join(trainee.spec, trainee.carried_block, what_it_remembers)  # 2
     if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
     trainee.joined(lambda: _loaded(ctx, trainee))
-    optimizer.state.clear()
-    convert(optimizer, remote)  # 4
+    if isinstance(trainee, LocalTrainee):  # 4
+        trainee.follow(ctx.stepped)
+    else:
+        optimizer.state.clear()
+        convert(optimizer, remote)
     ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))
     ctx.begin(trainee, batch_size)
     return started.seed
+
+
+def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer) -> Trainee:
+    assert ctx.assignment is not None
+    settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
+    if settings.mode == "local":
+        outer = settings.outer_lr, settings.outer_momentum
+        return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
+    return Trainee(model, optimizer, num_ps, settings.placement)
 
 
 def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
@@ -112,7 +126,7 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
     batch = (
         f"batch {batch_size} a worker, {batch_size * ctx.num_workers} together" if batch_size else "batches of your own"
     )
-    return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {ctx.mode}, lane {lanes}, {batch}"
+    return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
 
 
 def _loaded(ctx: "Context", trainee: Trainee) -> None:
@@ -121,11 +135,11 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
         trainee.assign_parameters()
 
 
-def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool) -> DataLoader[Any]:
+def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, is_first: bool) -> DataLoader[Any]:
     assert ctx.assignment is not None
     data = ctx.assignment.settings.data if shard else "full"
-    shared = share(loader, ctx.worker_index, ctx.num_workers, seed, data, ctx.say)
-    return note_epochs(shared, ctx.clock.epoch)
+    shared = share(loader, ctx.worker_index, ctx.num_workers, seed, data, ctx.say, ctx.place)
+    return note_epochs(shared, ctx.clock.epoch, ctx.saw_samples if is_first else None)
 
 
 class _Remote:
@@ -145,6 +159,7 @@ class _Remote:
         for tensor, named in self._trainee.slots().items():
             spec = trained[tensor]
             state = optimizer.state[tensors[spec.name]]
+            named.pop(m.MASTER, None)  # torch knows no wider copy of a parameter
             for name, whole in named.items():
                 vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
                 state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)

@@ -27,18 +27,11 @@ class Saved(Protocol):
     spec: m.OptimizerSpec
 
 
-def save(trainee: Saved, folder: Path, run_id: str, mode: str) -> Path:
+def save(trainee: Saved, folder: Path, run_id: str, mode: str, has_averages: bool = False) -> Path:
     """Fetch everything and write checkpoints/step-N."""
-    layout, plan, links = trainee.layout, trainee.plan, trainee.client.links
-    arena = Arena.private(plan.total_bytes).memory
-    version = 0
-    for link in links:
-        base = plan.base(link.index)
-        reply, block = link.ask_bulk(m.Fetch("parameters"), link.into.nbytes)
-        arena[base : base + link.into.nbytes] = block
-        version = max(version, reply.version if isinstance(reply, m.Fetched) else 0)
-    offsets = plan.tensor_offsets()
-    model = {s.name: in_c_order(s, arena[offsets.get(i, 0) :]) for i, s in enumerate(layout.trained)}
+    layout, links = trainee.layout, trainee.client.links
+    model, version = _fetch(trainee, "parameters")
+    averages = _fetch(trainee, "ema")[0] if has_averages else None
     _, carried = links[0].ask_bulk(m.Fetch("carried"), layout.carried_bytes)
     for spec, offset in zip(layout.carried, layout.carried_offsets, strict=True):
         model[spec.name] = in_c_order(spec, memoryview(carried)[offset:])
@@ -52,4 +45,20 @@ def save(trainee: Saved, folder: Path, run_id: str, mode: str) -> Path:
             optimizer[f"{spec.name}.{slot}"] = entry
     groups: list[dict[str, object]] = [dict(g) for g in trainee.spec.groups]
     state = State(run_id, version, mode, trainee.spec.name, groups, VERSION)
-    return write(folder, model, optimizer, state)
+    return write(folder, model, optimizer, state, averages)
+
+
+def _fetch(trainee: Saved, what: str) -> tuple[dict[str, Entry], int]:
+    """All trained tensors, or their averages, and the global step they are of."""
+    plan, links = trainee.plan, trainee.client.links
+    arena = Arena.private(plan.total_bytes).memory
+    version = 0
+    for link in links:
+        base = plan.base(link.index)
+        reply, block = link.ask_bulk(m.Fetch(what), link.into.nbytes)
+        arena[base : base + link.into.nbytes] = block
+        if link.index == 0 and isinstance(reply, m.Fetched):
+            version = reply.version
+    offsets = plan.tensor_offsets()
+    tensors = enumerate(trainee.layout.trained)
+    return {s.name: in_c_order(s, arena[offsets.get(i, 0) :]) for i, s in tensors}, version

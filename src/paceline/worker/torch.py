@@ -7,9 +7,10 @@ Made by `ctx.prepare`. The way of one step (docs/step.md):
 3. pushes, and returns at once if the answer can be taken later: before the next forward pass.
 """
 
-import math
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,86 +18,21 @@ from torch import nn
 
 from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
-from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.layout import TensorSpec
 from paceline.params.placement import Plan, place
-from paceline.transport.base import Buffer
-from paceline.views import DTYPES, NAMES, as_bytes, flat, shaped, storage_order
+from paceline.views import DTYPES, flat, shaped
 from paceline.wire.frames import Outcome
-from paceline.wire.messages import Assign, OptimizerSpec, Options, PushTail, encode
+from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
 from paceline.worker.slots import Slots, gather
+from paceline.worker.slowness import Slowness
 from paceline.worker.torch_copies import copies_stand_alone, readers_see_the_newest
+from paceline.worker.torch_gradients import Gradients, Outgoing, bits
+from paceline.worker.torch_layout import describe, group_options, optimizer_spec, plain
+from paceline.worker.torch_overlap import Overlap
 
-SUPPORTED = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
-    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
-)  # fmt: skip
-SMALL_BYTES = 1 << 20  # a shard up to this size is copied together before it is sent on tcp
 EAGER_STEPS = 2  # these wait inside step(), to see whether a forward pass comes before the next one
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
-
-
-def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Name and numbers of an optimizer, as a ps takes them."""
-    if type(optimizer) not in SUPPORTED:
-        names = ", ".join(cls.__name__ for cls in SUPPORTED)
-        raise UsageError(
-            f"{type(optimizer).__name__} cannot run on a ps, because it is not known to be elementwise: use one of "
-            f"{names} (`--mode local`, once it is there, takes any optimizer: there it runs on the worker)"
-        )
-    return OptimizerSpec(type(optimizer).__name__, group_options(optimizer))
-
-
-def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """The options of each parameter group now, without what schedulers keep there for themselves."""
-    names = optimizer.defaults
-    return [{n: _plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
-
-
-def _plain(value: Any) -> Any:
-    """An option as it travels: torch's and numpy's numbers become Python's."""
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in value]
-    return value.item() if hasattr(value, "item") else value
-
-
-def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
-    """The layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
-    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    persistent = model.state_dict(keep_vars=True)
-    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in persistent)]
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        named.append((f"optimizer.{number}", parameter))  # a parameter of no module, or seen above
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor
-    specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
-    of_model = {id(p) for p in model.parameters()}
-    if not of_model & group_of.keys():
-        raise UsageError("the optimizer holds none of this model's parameters, so training would not change the model")
-    # Widest first, so that the flat memory holds one run a dtype.
-    specs.sort(key=lambda s: -ITEM_BYTES[s.dtype])
-    return Layout(tuple(specs)), tensors
-
-
-def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
-    if tensor.dtype not in NAMES:
-        raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
-    stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent != 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
 
 
 class Trainee:
@@ -105,7 +41,7 @@ class Trainee:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, num_ps: int, placement: str) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.spec = optimizer_spec(optimizer)
+        self.spec = self.make_spec()
         self.layout, self.tensors = describe(model, optimizer)
         self.plan: Plan = place(self.layout, num_ps, placement)
         self.parameters = [self.tensors[t.name] for t in self.layout.trained]
@@ -123,11 +59,23 @@ class Trainee:
         self._sent_options = self._option_values()
         self.is_lazy = False
         self._hook_fired = False
+        self._holds_averages = False
+        self.slowness: Slowness | None = None
         self.steps = 0
+        self.pushes = 0
         self.wants_ticket = False
         self.has_ticket = False
+        self.last_outcome = Outcome.APPLIED
         self.discarded = 0
-        self._not_finite = 0
+        self.not_finite = 0
+        self._not_finite_in_a_row = 0
+        self.seen_samples = 0  # of batches that the loader gave since the last push
+        self.own_weight: float | None = None  # what the script says instead
+        self._sent_weight = 0.0
+
+    def make_spec(self) -> OptimizerSpec:
+        """What the ps shall run."""
+        return optimizer_spec(self.optimizer)
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -172,35 +120,23 @@ class Trainee:
                     value = shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride)
                     self.tensors[spec.name].copy_(value)
 
+    def mirror(self) -> None:
+        """New values lie in the arena: they are the model's now."""
+        if self._on_device is not None:
+            self._on_device.copy_(flat(self.arena.memory, "uint8", 0, self.plan.total_bytes))
+
     # --- connecting -------------------------------------------------------------------------------------------
 
-    def connect(self, me: Identity, has_rounds: bool, say: Callable[[str], None]) -> Client:
-        self.client = Client(me, has_rounds, self.layout, self.plan, self.arena.memory, say)
+    def connect(self, me: Identity, say: Callable[[str], None]) -> Client:
+        self._me = me
+        self._say = say
+        self.client = Client(me, self.layout, self.plan, self.arena.memory, say)
         return self.client
 
     def joined(self, on_load: Callable[[], None]) -> None:
         """After the client has joined: views on the slots, parameters from the ps, hooks on the model."""
-        self._slots: list[memoryview | None] = []
-        is_small = max(self.plan.shard_bytes) <= SMALL_BYTES
-        for link, pieces in zip(self.client.links, self.plan.shards, strict=True):
-            slot = link.slot
-            if slot is None and (self.device.type != "cpu" or is_small):
-                # Gradients of an accelerator must come to the host, and little ones are sent faster in one piece.
-                slot = Arena.private(link.into.nbytes).memory
-            self._slots.append(slot if pieces else None)
-        self._whole: list[tuple[int, torch.Tensor]] = []
-        self._cut: list[tuple[int, int, int, torch.Tensor]] = []
-        self._sums: list[torch.Tensor] = []
-        for slot, pieces in zip(self._slots, self.plan.shards, strict=True):
-            if slot is not None:
-                self._view_slot(slot, pieces)
-        self._direct = [s for s, pieces in enumerate(self.plan.shards) if pieces and self._slots[s] is None]
-        self._payloads: list[Sequence[Buffer]] = [
-            () if link.shares_memory or slot is None else (slot,)
-            for link, slot in zip(self.client.links, self._slots, strict=True)
-        ]
-        self._every = [view for _, view in self._whole]
-        self._order = [index for index, _ in self._whole]
+        self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.device, self._me.wire)
+        self._overlap = self._make_overlap()
         self.mirror()
         before_forward = torch._dynamo.disable(self._before_forward)  # type: ignore[no-untyped-call]
         hooks = [
@@ -211,40 +147,54 @@ class Trainee:
         copies_stand_alone(self.model, hooks, self.settle)
         readers_see_the_newest(self.model, self.settle)
 
-    def _view_slot(self, slot: memoryview, pieces: Sequence[Any]) -> None:
-        trained = self.layout.trained
-        for dtype in sorted({trained[p.tensor].dtype for p in pieces}):
-            same = [p for p in pieces if trained[p.tensor].dtype == dtype]
-            first, last = same[0], same[-1]
-            numel = (last.offset - first.offset) // ITEM_BYTES[dtype] + last.numel
-            self._sums.append(flat(slot, dtype, first.offset, numel))
-        for piece in pieces:
-            spec = trained[piece.tensor]
-            vector = flat(slot, spec.dtype, piece.offset, piece.numel)
-            if piece.numel == spec.numel:
-                self._whole.append((piece.tensor, shaped(vector, spec.shape, spec.stride)))
-            else:
-                self._cut.append((piece.tensor, piece.start, piece.stop, vector))
-
-    def mirror(self) -> None:
-        if self._on_device is not None:
-            self._on_device.copy_(flat(self.arena.memory, "uint8", 0, self.plan.total_bytes))
+    def _make_overlap(self) -> Overlap | None:
+        if not self._me.overlaps:
+            return None
+        made = Overlap(self.client.links, self.layout, self.plan, self._outgoing, self.parameters)
+        if not made.shards:
+            self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
+        return made
 
     # --- one step ---------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Push this worker's gradient; the answer is taken now, or before the next forward pass."""
+        self.before_step()
+        with torch.no_grad():
+            self._push([p.grad for p in self.parameters])
+        self.steps += 1
+
+    def before_step(self) -> None:
+        """The answer of the last push must be in before this step counts."""
+        if self._holds_averages:
+            raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         if self.client.is_pending:
             self._go_eager()
             self.settle()
         self._check_anchor()
-        with torch.no_grad():
-            tail, payloads, is_finite = self._prepare_push([p.grad for p in self.parameters])
-        self.client.push(payloads, tail, is_finite, self.wants_ticket)
-        self.steps += 1
+        if self.slowness is not None:
+            self.slowness.hold_back()
+
+    def newest_step(self) -> int:
+        """The global step with this worker's own push in it, without waiting for the answer to that push."""
+        return self.client.links[0].version + self.client.is_pending
+
+    def _push(self, gradients: Gradients) -> None:
+        mask = b"" if all(g is not None for g in gradients) else bits([g is not None for g in gradients])
+        tail = self._tail(mask)
+        sent = self._overlap.shards if self._overlap is not None else ()
+        payloads, looks_finite = self._outgoing.write(gradients, bool(mask), sent)
+        is_finite = looks_finite or self._is_finite(gradients)
+        if is_finite:
+            self._not_finite_in_a_row = 0
+        if self._overlap is not None and is_finite:
+            self._overlap.flush(gradients)
+        self.has_ticket = False
+        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent)
+        self.pushes += 1
         if not self.is_lazy:
             self.settle()
-            if self.steps == EAGER_STEPS and self._hook_fired:
+            if self.pushes == EAGER_STEPS and self._hook_fired:
                 self.is_lazy = True
             self._hook_fired = False
 
@@ -252,11 +202,21 @@ class Trainee:
         """Take the answer that is still on its way, if there is one."""
         if not self.client.is_pending:
             return
+        began = time.perf_counter() if self.slowness is not None else 0.0
         taken = self.client.take()
         self.mirror()
+        if self.slowness is not None:
+            self.slowness.waited(time.perf_counter() - began)
         self.has_ticket = taken.has_ticket
+        self.last_outcome = taken.outcome
         if taken.outcome in (Outcome.DISCARDED, Outcome.NOT_FINITE):
             self.discarded += 1
+
+    def refresh(self) -> None:
+        """The newest parameters, now."""
+        self.settle()
+        self.client.pull()
+        self.mirror()
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.is_grad_enabled():  # an evaluation says nothing about how the training calls the model
@@ -270,7 +230,7 @@ class Trainee:
             warnings.warn(
                 "paceline: a step came without a forward pass of the prepared model before it, so every step() waits "
                 "for its parameters from now on",
-                stacklevel=6,  # the script's own optimizer.step()
+                stacklevel=7,  # the script's own optimizer.step()
             )
 
     def _check_anchor(self) -> None:
@@ -280,6 +240,59 @@ class Trainee:
                     "the model's parameters were moved or cast after prepare(), so the ps can no longer reach them: "
                     "call model.to(...) or model.half() before prepare()"
                 )
+
+    # --- what a push says beside its numbers ------------------------------------------------------------------
+
+    def _tail(self, mask: bytes) -> bytes:
+        options, weight = self._changed_options(), self._changed_weight()
+        if options is None and weight is None and not mask:
+            return b""
+        return encode(PushTail(options, mask, weight))
+
+    def _option_values(self) -> list[list[Any]]:
+        names = self._option_names
+        values = [[group[n] for n in names] for group in self.optimizer.param_groups]
+        if self._has_tensor_options:  # a scheduler changes those in place, so a copy must be kept
+            values = plain(values)
+        return values
+
+    def _changed_options(self) -> list[Options] | None:
+        """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
+        values = self._option_values()
+        if values == self._sent_options:
+            return None
+        self._sent_options = values
+        self.spec = OptimizerSpec(self.spec.name, group_options(self.optimizer))
+        return self.spec.groups
+
+    def _changed_weight(self) -> float | None:
+        """How many samples this push is the mean of, when it is another number than before."""
+        weight = self.own_weight
+        if weight is None:
+            weight = float(self.seen_samples) or self._sent_weight
+        self.seen_samples = 0
+        if weight == self._sent_weight:
+            return None
+        self._sent_weight = weight
+        return weight
+
+    def _is_finite(self, gradients: Gradients) -> bool:
+        """The sum is suspicious: look, and name what is wrong."""
+        bad = self._outgoing.not_finite(gradients)
+        if not bad:
+            return True
+        self.not_finite += 1
+        self._not_finite_in_a_row += 1
+        who, where = f"worker:{self._me.worker}", ", ".join(bad)
+        if self._not_finite_in_a_row >= MAX_NOT_FINITE:
+            raise NonFiniteGradient(f"{who}: {self._not_finite_in_a_row} gradients in a row not finite, now in {where}")
+        self._sent_options = []  # ps:0 alone hears of this push: what it says is said again with the next
+        self._sent_weight = 0.0
+        warnings.warn(
+            f"paceline: {who}: step {self.steps + 1} discarded, gradient not finite in {where}",
+            stacklevel=7,  # the script's own optimizer.step()
+        )
+        return False
 
     # --- from outside the loop --------------------------------------------------------------------------------
 
@@ -302,110 +315,22 @@ class Trainee:
         self.settle()
         return gather(self.client.links, self.layout)
 
-    # --- gradients --------------------------------------------------------------------------------------------
-
-    def _prepare_push(self, gradients: list[torch.Tensor | None]) -> tuple[bytes, Sequence[Sequence[Buffer]], bool]:
-        options = self._changed_options()
-        mask = b"" if all(g is not None for g in gradients) else _bits([g is not None for g in gradients])
-        tail = encode(PushTail(options, mask)) if options is not None or mask else b""
-        self._copy(gradients, bool(mask))
-        if not self._direct:
-            return tail, self._payloads, self._is_finite(self._sums, gradients)
-        payloads = list(self._payloads)
-        for shard in self._direct:
-            payloads[shard] = self._buffers(shard, gradients)
-        return tail, payloads, self._is_finite([g for g in gradients if g is not None], gradients)
-
-    def _option_values(self) -> list[list[Any]]:
-        names = self._option_names
-        values = [[group[n] for n in names] for group in self.optimizer.param_groups]
-        if self._has_tensor_options:  # a scheduler changes those in place, so a copy must be kept
-            values = _plain(values)
-        return values
-
-    def _changed_options(self) -> list[Options] | None:
-        """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
-        values = self._option_values()
-        if values == self._sent_options:
-            return None
-        self._sent_options = values
-        self.spec = OptimizerSpec(self.spec.name, group_options(self.optimizer))
-        return self.spec.groups
-
-    def _copy(self, gradients: list[torch.Tensor | None], has_gaps: bool) -> None:
-        """Into the slots: whole tensors in one call, cut ones piece by piece in the order they lie in memory."""
-        if self._whole:
-            if has_gaps:
-                pairs = [(view, g) for i, view in self._whole if (g := gradients[i]) is not None]
-                if pairs:
-                    torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
-            else:
-                torch._foreach_copy_(self._every, [gradients[i] for i in self._order])  # type: ignore[misc]
-        for index, start, stop, vector in self._cut:
-            gradient = gradients[index]
-            if gradient is not None:
-                vector.copy_(self._as_laid_out(index, gradient)[start:stop])
-
-    def _as_laid_out(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient as a flat vector in the order in which its parameter lies in memory."""
-        spec = self.layout.trained[index]
-        if gradient.stride() != spec.stride:
-            ordered = torch.empty_strided(spec.shape, spec.stride, dtype=gradient.dtype, device=gradient.device)
-            gradient = ordered.copy_(gradient)
-        return storage_order(gradient)
-
-    def _buffers(self, shard: int, gradients: list[torch.Tensor | None]) -> list[Buffer]:
-        """A shard's bytes straight from the gradients: pieces, and zeros where there are none or between them."""
-        buffers: list[Buffer] = []
-        position = 0
-        for piece in self.plan.shards[shard]:
-            spec, gradient = self.layout.trained[piece.tensor], gradients[piece.tensor]
-            if piece.offset > position:
-                buffers.append(bytes(piece.offset - position))
-            size = piece.numel * ITEM_BYTES[spec.dtype]
-            if gradient is None:
-                buffers.append(bytes(size))
-            else:
-                buffers.append(as_bytes(self._as_laid_out(piece.tensor, gradient)[piece.start : piece.stop]))
-            position = piece.offset + size
-        if position < self.plan.shard_bytes[shard]:
-            buffers.append(bytes(self.plan.shard_bytes[shard] - position))
-        return buffers
-
-    def _is_finite(self, vectors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> bool:
-        """One sum finds a NaN or an infinity for a thirtieth of the price of isfinite; if it is suspicious, look."""
-        total = 0.0
-        for vector in vectors:
-            total += vector.sum().item()
-        if math.isfinite(total):
-            self._not_finite = 0
-            return True
-        bad = [
-            self.layout.trained[i].name
-            for i, g in enumerate(gradients)
-            if g is not None and not bool(torch.isfinite(g).all())
-        ]
-        if not bad:
-            self._not_finite = 0
-            return True  # large, but finite: only the sum overflowed
-        self._not_finite += 1
-        if self._not_finite >= MAX_NOT_FINITE:
-            raise NonFiniteGradient(f"{self._not_finite} gradients in a row were not finite, now in {', '.join(bad)}")
-        self._sent_options = []  # ps:0 alone hears of this push: what it says of options is said again with the next
-        warnings.warn(
-            f"paceline: step {self.steps + 1} discarded, gradient not finite in {', '.join(bad)}",
-            stacklevel=7,  # the script's own optimizer.step()
-        )
-        return False
-
-
-def _bits(flags: Sequence[bool]) -> bytes:
-    """
-    >>> _bits([True, False, True]).hex()
-    '05'
-    """
-    out = bytearray((len(flags) + 7) // 8)
-    for index, flag in enumerate(flags):
-        if flag:
-            out[index >> 3] |= 1 << (index & 7)
-    return bytes(out)
+    @contextmanager
+    def averages(self) -> Iterator[None]:
+        """Inside, the model holds the averaged parameters of the ps; afterwards its own again, to the bit."""
+        self.settle()
+        blocks = [link.ask_bulk(Fetch("ema"), link.into.nbytes)[1] for link in self.client.links]
+        memory = self.arena.memory
+        if self._on_device is not None:
+            flat(memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
+        own = bytes(memory)
+        for link, block in zip(self.client.links, blocks, strict=True):
+            link.into[:] = block
+        self.mirror()
+        self._holds_averages = True
+        try:
+            yield
+        finally:
+            self._holds_averages = False
+            memory[:] = own
+            self.mirror()

@@ -1,0 +1,111 @@
+"""WHAT does a worker tell about itself? Its printed lines, a record a second, its metrics, and its report at the end.
+
+Used by worker/context, one a task. Must never wait: what cannot be written is dropped and counted (telemetry/sink).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment
+from paceline.telemetry import lines
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.records import WorkerReport
+from paceline.telemetry.sink import Sink
+from paceline.telemetry.steps import StepClock
+from paceline.telemetry.summaries import EventWriter
+
+LINES_PER_S = 3.0
+
+
+class Stepping(Protocol):
+    """How far the training is: this worker's steps, and the cluster's as far as this worker has seen."""
+
+    steps: int
+
+    def newest_step(self) -> int: ...
+
+
+class Reporter:
+    """Everything a worker writes about its run."""
+
+    def __init__(self, assignment: Assignment | None, say: Callable[[str], None], is_chief: bool) -> None:
+        self._say = say
+        self._task = str(assignment.task) if assignment else ""
+        self._log_every = assignment.settings.log_every if assignment else 0
+        self._next_line_s = 0.0
+        self._metrics: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._began_s = time.monotonic()
+        self._trained_from_s = 0.0
+        self.clock = StepClock()
+        run_dir = assignment.settings.run_dir if assignment else None
+        paths = RunPaths(run_dir) if run_dir else None
+        self.sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
+        self._events = EventWriter(paths.root) if paths and is_chief else None
+        if assignment is not None:
+            self.sink.event("start", task=self._task, incarnation=assignment.incarnation)
+
+    def begin(self, stepping: Stepping, waited_s: float) -> None:
+        """Training begins now."""
+        self._trained_from_s = time.time()
+        self.clock.waited(waited_s)
+        self._say(lines.begins_line(self._trained_from_s))
+        threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
+
+    def stepped(self, worker: int, stepping: Stepping, now_s: float) -> None:
+        """After every step: now and then a line."""
+        steps = stepping.steps
+        if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
+            self._next_line_s = now_s + 1 / LINES_PER_S
+            self._say(lines.step_line(time.time(), worker, steps, stepping.newest_step()))
+
+    def log(self, values: Mapping[str, float], stepping: Stepping | None) -> None:
+        """The newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
+        numbers = {name: float(value) for name, value in values.items()}
+        self._metrics.update(numbers)
+        self.clock.metrics(numbers)
+        if self._events is not None and stepping is not None:
+            self._events.scalars(numbers, stepping.newest_step())
+
+    def end(self, worker: int, stepping: Stepping, discarded: int) -> WorkerReport:
+        """Training has ended: the last lines, the last record, the report."""
+        ended_s = time.time()
+        took_s = ended_s - self._trained_from_s
+        self._say(lines.ends_line(ended_s))
+        self._say(lines.elapsed_line(took_s))
+        self._record(stepping, stepping.steps / max(took_s, 1e-9))
+        self.clock.discarded(discarded)
+        report = self.clock.report(worker, time.monotonic() - self._began_s)
+        self.sink.event("report", task=self._task, report=msgspec.to_builtins(report))
+        return report
+
+    def stop(self) -> None:
+        """No records any more."""
+        self._stop.set()
+
+    def close(self) -> None:
+        self.stop()
+        if self._events is not None:
+            self._events.close()
+        self.sink.close()
+
+    def _tick(self, stepping: Stepping) -> None:
+        steps, at_s = 0, time.monotonic()
+        while not self._stop.wait(1.0):
+            now_steps, now_s = stepping.steps, time.monotonic()
+            self._record(stepping, (now_steps - steps) / (now_s - at_s))
+            steps, at_s = now_steps, now_s
+
+    def _record(self, stepping: Stepping, steps_per_s: float) -> None:
+        self.sink.tick(
+            task=self._task,
+            step=stepping.steps,
+            global_step=stepping.newest_step(),
+            steps_per_s=round(steps_per_s, 2),
+            metrics=dict(self._metrics),
+            phase="train",
+        )

@@ -1,0 +1,91 @@
+"""WHAT of a PyTorch model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
+
+Used by worker/torch and worker/preparation. Numbers travel, code never does.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.views import NAMES
+from paceline.wire.messages import OptimizerSpec, Options
+
+SUPPORTED = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
+)  # fmt: skip
+
+
+def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
+    """Name and numbers of an optimizer, as a ps takes them."""
+    if type(optimizer) not in SUPPORTED:
+        names = ", ".join(cls.__name__ for cls in SUPPORTED)
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot run on a ps, because it is not known to be elementwise: use one of "
+            f"{names} (`--mode local` takes any optimizer: there it runs on the worker)"
+        )
+    return OptimizerSpec(type(optimizer).__name__, group_options(optimizer))
+
+
+def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """The options of each parameter group now, without what schedulers keep there for themselves."""
+    names = optimizer.defaults
+    return [{n: plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
+
+
+def plain(value: Any) -> Any:
+    """An option as it travels: torch's and numpy's numbers become Python's."""
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def outer_spec(optimizer: torch.optim.Optimizer, lr: float, momentum: float) -> OptimizerSpec:
+    """The optimizer of local mode's ps: SGD over deltas, with Nesterov momentum if there is any."""
+    options: Options = {
+        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
+        "foreach": None, "differentiable": False, "fused": None,
+    }  # fmt: skip
+    return OptimizerSpec("SGD", [options for _ in optimizer.param_groups])
+
+
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
+    """The layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
+    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    persistent = model.state_dict(keep_vars=True)
+    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in persistent)]
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        named.append((f"optimizer.{number}", parameter))  # a parameter of no module, or seen above
+    for name, tensor in named:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor
+    specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
+    of_model = {id(p) for p in model.parameters()}
+    if not of_model & group_of.keys():
+        raise UsageError("the optimizer holds none of this model's parameters, so training would not change the model")
+    # Widest first, so that the flat memory holds one run a dtype.
+    specs.sort(key=lambda s: -ITEM_BYTES[s.dtype])
+    return Layout(tuple(specs)), tensors
+
+
+def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
+    if tensor.dtype not in NAMES:
+        raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
+    stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
+    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True

@@ -1,0 +1,99 @@
+"""HOW can a gradient leave while backward still runs? In buckets, as autograd finishes each tensor (`--overlap`).
+
+Used by worker/torch on lane tcp, for shards that are sent straight from the gradients. A bucket only lies in the slot
+on the ps: the push that `step()` sends makes the whole gradient count. What a script changes between backward and
+step (clipping, accumulation) is noticed by autograd's own count of changes, and sent again. A GradScaler's unscaling
+leaves no trace there, so the two together are refused.
+"""
+
+import queue
+import sys
+import threading
+from collections.abc import Collection, Sequence
+
+import torch
+
+from paceline.errors import PacelineError, UsageError
+from paceline.params.layout import ITEM_BYTES, Layout
+from paceline.params.placement import Plan
+from paceline.views import as_bytes
+from paceline.worker.link import Link
+from paceline.worker.torch_gradients import Gradients, Outgoing
+
+BUCKET_BYTES = 4 << 20
+
+
+class Overlap:
+    """One thread that sends buckets; `shards` are those it serves."""
+
+    def __init__(
+        self, links: Sequence[Link], layout: Layout, plan: Plan, outgoing: Outgoing, parameters: Sequence[torch.Tensor]
+    ) -> None:
+        self.shards: Collection[int] = [s for s in outgoing.direct if not links[s].shares_memory]
+        self._links = links
+        self._layout = layout
+        self._outgoing = outgoing
+        self._owners = [[(s, p) for s, p in plan.owners(t) if s in self.shards] for t in range(len(parameters))]
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._queue: queue.SimpleQueue[tuple[int, torch.Tensor] | threading.Event] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        if self.shards:
+            threading.Thread(target=self._send_all, name="overlap", daemon=True).start()
+            for index, parameter in enumerate(parameters):
+                if self._owners[index]:
+                    parameter.register_post_accumulate_grad_hook(lambda p, i=index: self._is_ready(i, p))  # type: ignore[no-untyped-call]
+
+    def _is_ready(self, index: int, parameter: torch.Tensor) -> None:
+        """Autograd has finished this gradient, for this backward pass."""
+        if parameter.grad is not None:
+            self._hand_over(index, parameter.grad)
+
+    def _hand_over(self, index: int, gradient: torch.Tensor) -> None:
+        self._sent[index] = (gradient, gradient._version)
+        self._queue.put((index, gradient))
+
+    def flush(self, gradients: Gradients) -> None:
+        """Before the push: send what was not sent, or was changed since; then wait until all has left."""
+        if not self.shards:
+            return
+        _refuse_scaler()
+        for index, gradient in enumerate(gradients):
+            if gradient is not None and self._owners[index]:
+                sent, version = self._sent.get(index, (None, 0))
+                if sent is not gradient or version != gradient._version:
+                    self._hand_over(index, gradient)
+        all_left = threading.Event()
+        self._queue.put(all_left)
+        all_left.wait()
+        self._sent.clear()
+        if self._error is not None:
+            raise self._error
+
+    def _send_all(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+            elif self._error is None:
+                try:
+                    self._send(*item)
+                except PacelineError as error:  # the thread that trains hears of it at its next step
+                    self._error = error
+
+    def _send(self, index: int, gradient: torch.Tensor) -> None:
+        vector = self._outgoing.as_laid_out(index, gradient.detach())
+        item_bytes = ITEM_BYTES[self._layout.trained[index].dtype]
+        for shard, piece in self._owners[index]:
+            for start in range(piece.start, piece.stop, BUCKET_BYTES // item_bytes):
+                stop = min(start + BUCKET_BYTES // item_bytes, piece.stop)
+                # A copy: a script may change the gradient while it is on its way, and the checksum must still hold.
+                part = as_bytes(vector[start:stop].clone())
+                self._links[shard].send_bucket(piece.offset + (start - piece.start) * item_bytes, part)
+
+
+def _refuse_scaler() -> None:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            raise UsageError("--overlap sends gradients before a GradScaler has unscaled them: use one or the other")
+        frame = frame.f_back  # type: ignore[assignment]

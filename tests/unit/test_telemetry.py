@@ -19,10 +19,11 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.telemetry import background, lines, sink, steps, summary
+from paceline.modes.spec import ModeSpec
+from paceline.telemetry import background, lines, sink, staleness, steps, summary
 from paceline.telemetry.background import Background
 from paceline.telemetry.read import records, reports, tick_of
-from paceline.telemetry.records import PsReport, StepMs, WorkerReport
+from paceline.telemetry.records import ModeChange, PsReport, StepMs, WorkerReport
 from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
@@ -31,7 +32,7 @@ WORKER = Task("worker", 0)
 CLUSTER = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
 
 
-@pytest.mark.parametrize("name", ["lines", "read", "sink", "steps", "summary"])
+@pytest.mark.parametrize("name", ["lines", "read", "sink", "staleness", "steps"])
 def test_examples_in_docstrings_are_true(name: str) -> None:
     outcome = doctest.testmod(importlib.import_module(f"paceline.telemetry.{name}"))
     assert outcome.attempted > 0 and outcome.failed == 0
@@ -55,6 +56,9 @@ def test_printed_lines_are_the_contract_word_for_word() -> None:
     assert lines.begins_line(1.5) == "Training begins @ 1.500000"
     assert lines.ends_line(2.5) == "Training ends @ 2.500000"
     assert lines.elapsed_line(366.604071) == "Training elapsed time: 366.604071 s"
+    assert lines.switched_line("async", "sync", 7, None) == "mode async -> sync at global step 7"
+    assert lines.paused_line(2, 3) == "Paused: 2 more workers needed (--min-workers 3)"
+    assert lines.going_on_line(1, 0.4) == "Going on: 1 worker is in again, after 0 s"
 
 
 # ---- sink ------------------------------------------------------------------------------------------------
@@ -334,11 +338,11 @@ def test_the_newest_report_of_each_task_counts(tmp_path: Path) -> None:
         out.event("report", task="worker:0", report=WorkerReport(index=0, steps=number, step_ms=StepMs(1.0, 2.0)))
     out.close()
     ps = sink_of(tmp_path, Task("ps", 0))
-    ps.event("report", task="ps:0", report=PsReport(index=0, updates=9, staleness={"0": 2}, global_step=9))
+    ps.event("report", task="ps:0", report=PsReport(index=0, updates=9, staleness={"1": {"0": 2}}, global_step=9))
     ps.close()
     workers, servers = reports(tmp_path)
     assert workers == [WorkerReport(index=0, task="worker:0", steps=2, step_ms=StepMs(1.0, 2.0))]
-    assert servers == [PsReport(index=0, updates=9, staleness={"0": 2}, global_step=9)]
+    assert servers == [PsReport(index=0, updates=9, staleness={"1": {"0": 2}}, global_step=9)]
 
 
 def test_a_killed_task_is_told_from_its_last_tick(tmp_path: Path) -> None:
@@ -367,7 +371,9 @@ def summary_of(cluster: ClusterSpec, told: summary.Reports, lost: tuple[str, ...
 
 def test_the_summary_has_the_keys_of_the_contract() -> None:
     workers = [WorkerReport(index=i, steps=10, step_ms=StepMs(1.0, 2.0), metrics={"a": float(i)}) for i in (1, 0)]
-    built = summary_of(CLUSTER, (workers, [PsReport(index=0, staleness={"0": 3, "4": 1}, global_step=20)]))
+    built = summary_of(
+        CLUSTER, (workers, [PsReport(index=0, staleness={"0": {"0": 3}, "1": {"4": 1}}, global_step=20)])
+    )
     assert (built["run_id"], built["ok"], built["mode"], built["error"]) == ("r1", True, "sync", None)
     assert (built["global_step"], built["wall_s"], built["restarts"], built["lost"]) == (20, 2.5, 1, [])
     assert built["cluster"] == {"ps": ["h:1"], "worker": ["h:2", "h:3"], "num_ps": 1, "num_workers": 2}
@@ -399,13 +405,119 @@ def test_every_worker_of_the_cluster_has_a_row_also_when_it_was_killed(tmp_path:
     assert built["staleness"] == {"mean": None, "p50": None, "p95": None, "max": None}
 
 
+def test_what_ps_0_counted_of_each_worker_is_in_its_row() -> None:
+    told = [WorkerReport(index=0, task="worker:0", steps=10, discarded=1)]  # worker:1 was killed without a word
+    first = PsReport(
+        index=0,
+        staleness={"0": {"0": 3, "1": 1}, "1": {"10": 2}},
+        pushes={"0": 99, "1": 7},
+        waited_s={"1": 2.5},
+        discarded={"0": 5, "1": 4},
+        not_finite={"1": 1},
+    )
+    built = summary_of(CLUSTER, (told, [first]), lost=("worker:1",))
+    rows = [
+        [row[key] for key in ("steps", "discarded", "waited_s", "not_finite", "staleness")] for row in built["workers"]
+    ]
+    assert rows == [
+        [10, 1, 0.0, 0, {"mean": 0.25, "p50": 0, "p95": 1, "max": 1}],
+        [7, 4, 2.5, 1, {"mean": 10.0, "p50": 10, "p95": 10, "max": 10}],
+    ]
+    assert built["staleness"] == {"mean": 3.5, "p50": 0, "p95": 10, "max": 10}
+    assert built["ps"][0]["staleness"] == {"0": {"0": 3, "1": 1}, "1": {"10": 2}}
+
+
+def test_the_mode_its_changes_and_a_slowed_worker_are_in_the_summary() -> None:
+    assert not {"slow"} & summary_of(CLUSTER, ([], [])).keys()
+    settings = Settings(run_id="r1", mode="bounded", staleness=4, slow="worker:1=5x")
+    changes = [ModeChange(at_step=40, mode="sync", pause_ms=3.2), ModeChange(at_step=90, mode="async")]
+    told = ([], [PsReport(index=0, modes=changes)])
+    built = summary.build(settings, CLUSTER, told, ok=True, wall_s=1.0, restarts=0, lost=[], error=None)
+    assert (built["mode"], built["mode_spec"], built["slow"]) == ("bounded", "bounded, staleness 4", "worker:1=5x")
+    assert built["modes"] == [
+        {"at_step": 40, "mode": "sync", "pause_ms": 3.2},
+        {"at_step": 90, "mode": "async", "pause_ms": None},
+    ]
+
+
+def test_a_place_of_an_elastic_cluster_that_nobody_took_has_no_row() -> None:
+    cluster = ClusterSpec({"ps": ["h:1"], "worker": [f"h:{port}" for port in range(2, 7)]})
+    told = [WorkerReport(index=0, task="worker:0", steps=5)]
+    first = PsReport(index=0, pushes={"0": 5, "3": 2})  # worker:3 came later, and was killed on another host
+
+    def rows(started: int | None) -> list[str]:
+        settings = Settings(run_id="r1", started_workers=started)
+        built = summary.build(
+            settings, cluster, (told, [first]), ok=True, wall_s=1.0, restarts=0, lost=["worker:1"], error=None
+        )
+        assert built["cluster"]["num_workers"] == 5
+        return [row["task"] for row in built["workers"]]
+
+    assert rows(started=2) == ["worker:0", "worker:1", "worker:3"]
+    assert rows(started=None) == [f"worker:{index}" for index in range(5)]
+
+
+def test_a_report_of_the_old_shape_is_none(tmp_path: Path) -> None:
+    ps = sink_of(tmp_path, Task("ps", 0))
+    ps.event("report", task="ps:0", report={"index": 0, "updates": 9, "staleness": {"0": 9}})
+    ps.close()
+    assert reports(tmp_path)[1] == [PsReport(index=0, is_lost=True)]
+
+
+# ---- staleness -------------------------------------------------------------------------------------------
+
+
 def test_staleness_percentiles_agree_with_the_values_written_out() -> None:
-    counts = {"0": 70, "2": 20, "10": 9, "11": 1}
-    values = [int(value) for value, count in counts.items() for _ in range(count)]
-    found = summary.staleness(counts)
+    counts = {0: 70, 2: 20, 10: 9, 11: 1}
+    values = [value for value, count in counts.items() for _ in range(count)]
+    found = staleness.spread(counts)
     assert found["mean"] == pytest.approx(np.mean(values))
     for name, percent in (("p50", 50), ("p95", 95), ("max", 100)):
         assert found[name] == np.percentile(values, percent, method="inverted_cdf")
+    assert set(staleness.spread({3: 0}).values()) == {None}
+
+
+def test_a_histogram_for_a_tick_stays_small_and_loses_no_push() -> None:
+    counts = {value: value + 1 for value in range(1000)}
+    told = staleness.small(counts)
+    assert len(told) == 17
+    assert list(told)[:2] == ["0", "1"] and told["15"] == 16
+    assert sum(told.values()) == sum(counts.values())
+    assert staleness.small({}) == {}
+
+
+ASYNC = ModeSpec(name="async")
+
+
+@pytest.mark.parametrize(
+    ("mode", "optimizer", "options", "counts", "said"),
+    [
+        (ASYNC, "Adam", [{"lr": 1e-3}], {9: 70, 10: 30}, "async with Adam at a mean staleness of 9.3:"),
+        (ASYNC, "Adamax", [{}], {9: 100}, "async with Adamax at"),
+        (ASYNC, "SGD", [{"momentum": 0}, {"momentum": 0.9}], {9: 100}, "async with SGD (momentum 0.9) at"),
+        (ASYNC, "SGD", [{"momentum": 0.0}], {9: 100}, None),
+        (ASYNC, "Adagrad", [{"lr": 0.1}], {9: 100}, None),
+        (ASYNC, "Adam", [{}], {9: 99}, None),  # too few to say
+        (ASYNC, "Adam", [{}], {8: 100}, None),  # not above 8
+        (ModeSpec(name="bounded"), "Adam", [{}], {9: 100}, None),
+        (ModeSpec(name="sync"), "Adam", [{}], {9: 100}, None),
+        (ModeSpec(name="local", outer="async"), "SGD", [{"momentum": 0.9}], {9: 100}, None),
+    ],
+)
+def test_when_old_gradients_are_a_worry(
+    mode: ModeSpec, optimizer: str, options: list[dict[str, float]], counts: dict[int, int], said: str | None
+) -> None:
+    found = staleness.worry(mode, optimizer, options, counts)
+    assert (found or "").startswith(said or "") and (found is None) == (said is None)
+
+
+def test_the_worry_suggests_only_what_is_not_done_already() -> None:
+    ends = {
+        scale: (staleness.worry(ModeSpec(name="async", staleness_scale=scale), "Adam", [{}], {9: 100}) or "")
+        for scale in (False, True)
+    }
+    assert ends[False].endswith("old gradients; try --mode bounded, --staleness-scale or a smaller lr")
+    assert ends[True].endswith("old gradients; try --mode bounded or a smaller lr")
 
 
 def test_the_summary_is_written_in_one_move_and_not_finite_is_null(tmp_path: Path, monkeypatch) -> None:

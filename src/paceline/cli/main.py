@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import demo, kv, lab, run, serve
+from paceline.cli import ctl, demo, kv, lab, run, serve
 from paceline.errors import PacelineError
 
 
@@ -40,6 +40,7 @@ app.command("run", context_settings=OURS_FIRST)(run.run)
 app.command("serve", context_settings=OURS_FIRST)(serve.serve)
 app.command("demo", context_settings=SETTINGS)(demo.demo)
 app.add_typer(kv.app, name="kv", context_settings=SETTINGS)
+app.add_typer(ctl.app, name="ctl", context_settings=SETTINGS)
 app.add_typer(lab.app, name="lab", context_settings=SETTINGS)
 
 

@@ -67,6 +67,8 @@ def block(summary: Mapping[str, object], paths: RunPaths) -> str:
         outcome = "Training interrupted"
     lines = [f"{outcome}; global step {summary['global_step']}, {summary['wall_s']:.1f} s"]
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
+    if summary.get("slow"):
+        lines.append(f"Slowed on purpose (--slow): {summary['slow']}")
     model = newest_checkpoint(paths)
     lines.append(f"Model: {shown(model)}" if model else "Model: none was saved")
     lines.append(f"Summary: {shown(paths.summary)}")

@@ -6,7 +6,7 @@ Called by launchers/supervisor. Must never wait for a task: it reads what teleme
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,17 +21,19 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Tick
 
 TAIL_BYTES = 64 * 1024
+TOLD = ("warning", "mode")  # events that the user sees at once
 COLUMNS = ("task", "step", "global step", "steps/s", "metrics", "phase")
 
 
 class Line(Tick, frozen=True, kw_only=True):
-    """A tick as it stands in a telemetry file; other kinds of record are skipped."""
+    """A tick, or an event that is told in words, as it stands in a telemetry file; other kinds are skipped."""
 
     kind: str = ""
+    text: str = ""
 
 
 class Ticks:
-    """The newest tick of every task, read from the ends of growing files."""
+    """The newest tick of every task, and what was told in words, read from the ends of growing files."""
 
     def __init__(self, cluster: ClusterSpec, paths: RunPaths) -> None:
         self.newest: dict[Task, Tick] = {}
@@ -39,14 +41,16 @@ class Ticks:
         self._read_to = dict.fromkeys(self._files, 0)
         self._decoder = msgspec.json.Decoder(Line)
 
-    def update(self) -> None:
-        """Read what was written since the last call."""
+    def update(self) -> list[str]:
+        """Read what was written since the last call; warnings and changes of mode come back, a line each."""
+        told = []
         for task, path in self._files.items():
-            for line in reversed(self._new_lines(task, path)):
-                tick = self._tick(line)
-                if tick is not None:
-                    self.newest[task] = tick
-                    break
+            for line in map(self._line, self._new_lines(task, path)):
+                if line.kind == "tick":
+                    self.newest[task] = line
+                elif line.kind in TOLD and line.text:
+                    told.append(f"{task}: {line.text}")
+        return told
 
     def _new_lines(self, task: Task, path: Path) -> list[bytes]:
         try:
@@ -60,12 +64,11 @@ class Ticks:
             return []
         return text[:complete].splitlines()
 
-    def _tick(self, line: bytes) -> Tick | None:
+    def _line(self, line: bytes) -> Line:
         try:
-            record = self._decoder.decode(line)
+            return self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return record if record.kind == "tick" else None
+            return Line()
 
 
 class View(Protocol):
@@ -80,7 +83,7 @@ class View(Protocol):
         """Print something that stays."""
 
     def close(self) -> None:
-        """Show nothing more."""
+        """Say what was told last, and show nothing more."""
 
 
 class PlainLines:
@@ -88,22 +91,29 @@ class PlainLines:
 
     period_s = 3.0
 
-    def __init__(self, cluster: ClusterSpec, paths: RunPaths) -> None:
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths, started: int | None = None) -> None:
         self._workers = cluster.workers
+        self._started = started
         self._ticks = Ticks(cluster, paths)
         self._began = time.monotonic()
 
     def update(self, codes: Mapping[Task, int]) -> None:
-        self._ticks.update()
-        parts = [worker_text(task, self._ticks.newest.get(task), codes.get(task)) for task in self._workers]
+        self._tell()
+        newest = self._ticks.newest
+        workers = present(self._workers, self._started, {*newest, *codes})
+        parts = [worker_text(task, newest.get(task), codes.get(task)) for task in workers]
         seconds = time.monotonic() - self._began
-        self.say(f"[{seconds:5.0f} s] global step {global_step(self._ticks.newest)} | {' | '.join(parts)}")
+        self.say(f"[{seconds:5.0f} s] global step {global_step(newest)} | {' | '.join(parts)}")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
     def close(self) -> None:
-        pass
+        self._tell()
+
+    def _tell(self) -> None:
+        for text in self._ticks.update():
+            self.say(text)
 
 
 class LiveTable:
@@ -111,32 +121,48 @@ class LiveTable:
 
     period_s = 0.5
 
-    def __init__(self, cluster: ClusterSpec, paths: RunPaths, console: Console) -> None:
-        self._tasks = [*cluster.ps, *cluster.workers]
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths, console: Console, started: int | None = None) -> None:
+        self._cluster = cluster
+        self._started = started
         self._ticks = Ticks(cluster, paths)
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
     def update(self, codes: Mapping[Task, int]) -> None:
-        self._ticks.update()
+        self._tell()
         table = Table(*COLUMNS)
-        for task in self._tasks:
-            table.add_row(*row(task, self._ticks.newest.get(task), codes.get(task)))
+        newest = self._ticks.newest
+        for task in [*self._cluster.ps, *present(self._cluster.workers, self._started, {*newest, *codes})]:
+            table.add_row(*row(task, newest.get(task), codes.get(task)))
         self._live.update(table, refresh=True)
 
     def say(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
+        self._tell()
         self._live.stop()
 
+    def _tell(self) -> None:
+        for text in self._ticks.update():
+            self.say(text)
 
-def make_view(cluster: ClusterSpec, paths: RunPaths) -> View:
-    """The table in a terminal; plain lines in a pipe, and with CI set."""
+
+def make_view(cluster: ClusterSpec, paths: RunPaths, started: int | None = None) -> View:
+    """The table in a terminal; plain lines in a pipe, and with CI set. `started`: see present()."""
     console = Console()
     if console.is_terminal and sys.stdout.isatty() and not os.environ.get("CI"):
-        return LiveTable(cluster, paths, console)
-    return PlainLines(cluster, paths)
+        return LiveTable(cluster, paths, console, started)
+    return PlainLines(cluster, paths, started)
+
+
+def present(workers: Sequence[Task], started: int | None, seen: Collection[Task]) -> list[Task]:
+    """Those to show: of an elastic cluster the first `started`, and of the others who has come.
+
+    >>> [str(task) for task in present([Task("worker", i) for i in range(4)], 2, {Task("worker", 3)})]
+    ['worker:0', 'worker:1', 'worker:3']
+    """
+    return [task for place, task in enumerate(workers) if started is None or place < started or task in seen]
 
 
 def row(task: Task, tick: Tick | None, code: int | None) -> tuple[str, ...]:
@@ -149,12 +175,13 @@ def row(task: Task, tick: Tick | None, code: int | None) -> tuple[str, ...]:
         return str(task), "", "", "", "", phase(None, code)
     if task.job == "ps":
         stale = "" if tick.staleness_mean is None else f"staleness {tick.staleness_mean:.2f}"
+        told = "  ".join(part for part in (tick.mode, stale) if part)
         return (
             str(task),
             str(tick.version),
             str(tick.global_step),
             f"{tick.updates_per_s:.1f}",
-            stale,
+            told,
             phase(tick, code),
         )
     rate = f"{tick.steps_per_s:.1f}"
@@ -180,7 +207,7 @@ def phase(tick: Tick | None, code: int | None) -> str:
         return "ended" if code == 0 else "failed"
     if tick is None:
         return "starting"
-    return tick.phase or "serve"
+    return tick.phase or ("paused" if tick.lacks else "serve")
 
 
 def global_step(newest: Mapping[Task, Tick]) -> int:

@@ -47,8 +47,8 @@ def dry_run(request: Request) -> int:
         cluster = checked_cluster(request, reserved)
     settings = request.settings
     print("\n".join(cluster_lines(cluster)))
-    print(f"mode {settings.mode}, placement {settings.placement}, lane {settings.lane}, data {settings.data}")
-    print(f"OMP_NUM_THREADS={threads(len(cluster.workers))} in every task")
+    print(f"mode {settings.mode_spec}, placement {settings.placement}, lane {settings.lane}, data {settings.data}")
+    print("\n".join([*notes(settings, cluster), f"OMP_NUM_THREADS={threads(settings, cluster)} in every task"]))
     print("Dry run: nothing was started.")
     return EXIT_OK
 
@@ -79,11 +79,12 @@ def make_folder(request: Request, cluster: ClusterSpec) -> Run:
         cluster=cluster,
         settings=settings,
         paths=paths,
-        threads=threads(len(cluster.workers)),
+        threads=threads(settings, cluster),
     )
     task = {"host": os.uname().nodename, "threads": made.threads}
     tasks = {str(each): task for each in [*cluster.ps, *cluster.workers]}
-    write_json(paths.config, {**msgspec.structs.asdict(settings), "program": request.program})
+    how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
+    write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
     write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
     paths.write_secret(secrets.token_bytes(32))
     return made
@@ -93,8 +94,9 @@ def write_json(path: Path, value: object) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def threads(num_workers: int) -> str:
-    """OMP_NUM_THREADS for every task: the user's, else this host's cores shared out over the workers."""
+def threads(settings: Settings, cluster: ClusterSpec) -> str:
+    """OMP_NUM_THREADS for every task: the user's, else this host's cores shared out over the workers started here."""
+    num_workers = len(cluster.workers[: settings.started_workers])
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_workers))
 
@@ -102,4 +104,16 @@ def threads(num_workers: int) -> str:
 def announce(run: Run) -> None:
     """The first lines: the run folder and the cluster."""
     lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
+    lines += notes(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join([*lines, f"OMP_NUM_THREADS={run.threads} in every task"]), flush=True)
+
+
+def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list[str]:
+    """What is unusual about this run: that others may join, that somebody is slowed down on purpose."""
+    said = []
+    started, room = len(cluster.workers[: settings.started_workers]), len(cluster.workers)
+    if started < room:
+        said.append(f"{started} of {room} workers are started here; one more: paceline serve --join {folder}")
+    if settings.slow:
+        said.append(f"Slowed on purpose (--slow): {settings.slow}")
+    return said

@@ -14,13 +14,16 @@ TRY_S = 10.0
 PAUSE_S = 0.2
 
 
-def tell_lost(cluster: ClusterSpec, secret: bytes, task: Task, lane: str = "auto", try_s: float = TRY_S) -> bool:
+def tell_lost(
+    cluster: ClusterSpec, secret: bytes, task: Task, incarnation: int, lane: str = "auto", try_s: float = TRY_S
+) -> bool:
     """Tell every ps, each tried for so long and at least once; True when all were told."""
-    told = [_tell(cluster.address(ps), secret, cluster.worker_index(task), lane, try_s) for ps in cluster.ps]
+    lost = Lost(cluster.worker_index(task), incarnation)
+    told = [_tell(cluster.address(ps), secret, lost, lane, try_s) for ps in cluster.ps]  # all, also after a failure
     return all(told)
 
 
-def _tell(address: str, secret: bytes, worker: int, lane: str, try_s: float) -> bool:
+def _tell(address: str, secret: bytes, lost: Lost, lane: str, try_s: float) -> bool:
     deadline = time.monotonic() + try_s
     while True:
         try:
@@ -31,7 +34,7 @@ def _tell(address: str, secret: bytes, worker: int, lane: str, try_s: float) -> 
             time.sleep(PAUSE_S)  # it may not listen yet; nobody can wake us
             continue
         try:
-            channel.ask(Lost(worker))
+            channel.ask(lost)
             return True
         except ClusterError:
             return False  # it ended meanwhile

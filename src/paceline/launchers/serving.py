@@ -11,18 +11,18 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.cluster.discovery import Assignment
-from paceline.errors import UsageError, WaitTimeout
+from paceline.errors import UsageError
 from paceline.launchers.ports import by_whom
+from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
 from paceline.params.arena import has_shared_memory
-from paceline.server.core import Core, PsConfig
+from paceline.server.core import PsConfig
 from paceline.server.service import Service
 from paceline.telemetry import lines, read, summary
+from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
 from paceline.transport.base import split
-
-SAY_EVERY_S = 10.0
 
 
 def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]) -> Service:
@@ -33,9 +33,14 @@ def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]
         num_ps=len(cluster.ps),
         num_workers=len(cluster.workers),
         run_id=settings.run_id,
-        mode=make_mode(settings.mode, settings.replicas_to_aggregate),
+        mode=make_mode(settings.mode_spec, len(cluster.workers)),
         placement=settings.placement,
         lease_s=settings.lease_s,
+        expected=settings.started_workers,
+        min_workers=settings.min_workers,
+        ema=settings.ema,
+        wire=settings.wire,
+        master=settings.master,
     )
     return Service(config, assignment.secret, on_report)
 
@@ -54,20 +59,26 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             sink.event("report", task=name, report=msgspec.json.decode(report))
 
     service = make_service(assignment, on_report)
+    if settings.ledger and paths is not None:
+        service.core.ledger = Ledger(paths.ledger(task))
     service.on_refusal = lambda reason: say(f"Refused: {reason}")
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
-    ticks = _Ticks(assignment, sink, say)
+    ticks = PsTicks(assignment, sink, say)
     began = time.monotonic()
     try:
         ticks.tick(service.core)  # the waiting lines at once
         service.run(ticks.tick)
     finally:
         core = service.core
+        if task.index == 0:
+            ticks.tell_changes(core)
         sink.event("report", task=str(task), report=msgspec.to_builtins(core.report()))
         sink.close()
+        if core.ledger is not None:
+            core.ledger.close()
         if paths is not None and not is_mine and task.index == 0:
             lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
             told = summary.build(
@@ -102,46 +113,3 @@ def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]
         service.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
         say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
     say(lines.started_line(address))
-
-
-class _Ticks:
-    """Four times a second: once a second a record; while workers are missing, the waiting lines."""
-
-    def __init__(self, assignment: Assignment, sink: Sink, say: Callable[[str], None]) -> None:
-        self._task = str(assignment.task)
-        self._devices = [t.device for t in assignment.cluster.workers]
-        self._wait_s = assignment.settings.wait_s
-        self._sink = sink
-        self._say = say
-        self._began = time.monotonic()
-        self._said_s = -SAY_EVERY_S
-        self._recorded_s = 0.0
-        self._version = 0
-
-    def tick(self, core: Core) -> None:
-        waited_s = time.monotonic() - self._began
-        missing = core.members.missing
-        if missing:
-            if waited_s > self._wait_s:
-                names = ", ".join(self._devices[w] for w in missing)
-                raise WaitTimeout(f"gave up after {waited_s:.0f} s: {names} did not join")
-            if waited_s - self._said_s >= SAY_EVERY_S:
-                self._said_s = waited_s - waited_s % SAY_EVERY_S
-                for worker in missing:
-                    self._say(lines.waiting_line(self._devices[worker], waited_s))
-        if waited_s - self._recorded_s >= 1.0:
-            self._record(core, waited_s)
-
-    def _record(self, core: Core, waited_s: float) -> None:
-        version = core.state.version
-        staleness = core.state.staleness
-        count = staleness.total()
-        self._sink.tick(
-            task=self._task,
-            version=version,
-            global_step=version,
-            updates_per_s=round((version - self._version) / (waited_s - self._recorded_s), 2),
-            workers=len(core.members.live),
-            staleness_mean=round(sum(s * n for s, n in list(staleness.items())) / count, 3) if count else None,
-        )
-        self._version, self._recorded_s = version, waited_s

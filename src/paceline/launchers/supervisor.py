@@ -23,12 +23,15 @@ from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINI
 from paceline.launchers import closing
 from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.entry import Program
-from paceline.launchers.live import View, make_view
+from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import tell_lost
 from paceline.telemetry import read, summary
 from paceline.telemetry.paths import RunPaths
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
+PS_0 = Task("ps", 0)
+SILENT_S = 10.0  # a tick of ps:0 that is older tells nothing
+FIRST = 1  # incarnation of every task that the launcher starts
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,6 +43,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     paths: RunPaths
     threads: str
+
+    @property
+    def started(self) -> list[Task]:
+        """The workers that the launcher starts; in an elastic run others may join."""
+        return self.cluster.workers[: self.settings.started_workers]
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +70,7 @@ def supervise(run: Run, patience: Patience) -> int:
     """From the first process to the summary; the exit code comes back."""
     began = time.monotonic()
     children = Children()
-    failures = Failures(run.paths, make_view(run.cluster, run.paths))
+    failures = Failures(run.paths, make_view(run.cluster, run.paths, run.settings.started_workers))
     end = End.OUR_FAULT
     try:
         with interrupts(children):
@@ -112,24 +120,25 @@ def start(run: Run, children: Children) -> None:
     """1. The ps first, then the workers; any order would do."""
     secret = run.paths.read_secret()
     base = {**os.environ, "OMP_NUM_THREADS": run.threads, "PYTHONUNBUFFERED": "1"}
-    for task in [*run.cluster.ps, *run.cluster.workers]:
-        assignment = Assignment(run.cluster, task, 1, run.settings, secret, "launcher")
+    for task in [*run.cluster.ps, *run.started]:
+        assignment = Assignment(run.cluster, task, FIRST, run.settings, secret, "launcher")
         program = None if task.job == "ps" else run.program
         children.start(task, program, {**base, **encode_for_child(assignment)}, run.paths.logs(task))
 
 
 def watch(run: Run, children: Children, failures: Failures) -> End:
-    """2. Until the last worker has ended; the others go on when one fails, but not without a ps."""
+    """2. Until the last worker has ended, ours or joined; the others go on when one fails, but not without a ps."""
     view = failures.view
+    joined = Joined(run, children)
     due = time.monotonic() + view.period_s
-    while children.running("worker"):
+    while children.running("worker") or joined.train():
         event = children.next_event(due - time.monotonic())
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
             return End.INTERRUPTED
         if isinstance(event, Exited) and event.task.job != "ps":  # no news for a ps with which it has closed
             secret = run.paths.read_secret()
-            threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task), daemon=True).start()
+            threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task, FIRST), daemon=True).start()
         if isinstance(event, Exited) and event.code != EXIT_OK:
             failures.tell(event.task, event.code)
             if event.task.job == "ps":
@@ -140,6 +149,22 @@ def watch(run: Run, children: Children, failures: Failures) -> End:
             due = time.monotonic() + view.period_s
     view.update(children.codes)
     return End.WORKERS_ENDED
+
+
+class Joined:
+    """Whether workers train that somebody else has started: ps:0 tells once a second how many there are."""
+
+    def __init__(self, run: Run, children: Children) -> None:
+        self._children = children
+        self._ticks = Ticks(run.cluster, run.paths)
+
+    def train(self) -> bool:
+        """As far as can be told; a ps that ended, or has been silent for long, has nobody."""
+        if PS_0 not in self._children.running("ps"):
+            return False
+        self._ticks.update()
+        told = self._ticks.newest.get(PS_0)
+        return told is not None and told.workers > 0 and time.time() - told.t < SILENT_S
 
 
 def end_rest(children: Children, view: View, patience: Patience, end: End) -> None:
@@ -180,14 +205,17 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
 
 def sum_up(run: Run, failures: dict[Task, int], error: str | None, wall_s: float) -> dict[str, object]:
     """4. summary.json, whatever has happened."""
+    reports = read.reports(run.paths.root)
+    own = {str(task) for task in run.started}
+    joined = [worker for worker in reports[0] if worker.task not in own]
     told = summary.build(
         run.settings,
         run.cluster,
-        read.reports(run.paths.root),
+        reports,
         ok=error is None,
         wall_s=wall_s,
         restarts=0,
-        lost=[str(task) for task in failures],
+        lost=[*(str(task) for task in failures), *(worker.task for worker in joined if worker.is_lost)],
         error=error,
     )
     summary.write(run.paths.root, told)

@@ -17,7 +17,7 @@ from types import TracebackType
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover
-from paceline.cluster.spec import Addresses, ClusterSpec
+from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import PacelineError, UsageError
 from paceline.launchers.entry import TOLD_BY_MESSAGE
 from paceline.launchers.notice import tell_lost
@@ -90,7 +90,8 @@ def _share_cores(assignment: Assignment) -> None:
     """As `paceline run` does: the workers of one host divide its cores, unless the user has said how many threads."""
     if "OMP_NUM_THREADS" in os.environ or assignment.task not in assignment.cluster.tasks_beside(assignment.task):
         return
-    workers = [t for t in assignment.cluster.tasks_beside(assignment.task) if t.job != "ps"]
+    started = assignment.cluster.workers[: assignment.settings.started_workers]
+    workers = [t for t in assignment.cluster.tasks_beside(assignment.task) if t in started]
     threads = max(1, (os.cpu_count() or 1) // max(1, len(workers)))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if "torch" in sys.modules:
@@ -127,7 +128,7 @@ def give_up() -> None:
     finish(is_ok=False)
     for each in given_up:
         if each is not None and each.source != "launcher" and each.task in each.cluster.workers:
-            tell_lost(each.cluster, each.secret, each.task, each.settings.lane, try_s=0.0)
+            tell_lost(each.cluster, each.secret, each.task, each.incarnation, each.settings.lane, try_s=0.0)
 
 
 def _close_at_exit() -> None:
@@ -159,10 +160,21 @@ def _quiet(line: str) -> None:
 
 
 def _reserve(assignment: Assignment) -> None:
-    """A worker holds its own address too, so that two tasks cannot be started as one by mistake."""
-    if assignment.task.job not in assignment.cluster.jobs:
+    if assignment.task.job in assignment.cluster.jobs:
+        hold(assignment.cluster, assignment.task)
+        address = assignment.cluster.address(assignment.task)
+        if address in _held:
+            flush_line(lines.started_line(address))
+
+
+def hold(cluster: ClusterSpec, task: Task) -> None:
+    """A worker holds its own address too, so that two tasks cannot be started as one by mistake; UsageError if taken.
+
+    Nothing happens when this process holds it already.
+    """
+    address = cluster.address(task)
+    if address in _held:
         return
-    address = assignment.cluster.address(assignment.task)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -171,10 +183,9 @@ def _reserve(assignment: Assignment) -> None:
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"{address} of {assignment.task} is in use{by_whom(split(address)[1])}") from error
+            raise UsageError(f"{address} of {task} is in use{by_whom(split(address)[1])}") from error
         return  # not an address of this host: behind NAT, say. Nobody needs to reach a worker
-    _reserved.append(sock)
-    flush_line(lines.started_line(address))
+    _held[address] = sock
 
 
-_reserved: list[socket.socket] = []
+_held: dict[str, socket.socket] = {}

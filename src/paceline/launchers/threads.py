@@ -34,7 +34,8 @@ def launch(
     """Run `fn` as every worker of a cluster in this process; returns the summary.
 
     `fn` takes the context, or nothing and calls paceline.init() itself. `options` are the flags of run by their
-    Python names (lane, placement, replicas_to_aggregate, data, run_dir, …).
+    Python names (lane, placement, replicas_to_aggregate, data, run_dir, …). With `started_workers` only the first so
+    many are started; the others of the cluster may join.
     """
     options.setdefault("lane", "inproc")
     with tempfile.TemporaryDirectory() as folder, Reserved() as ports:
@@ -57,7 +58,7 @@ class _Cluster:
 
     def run(self) -> dict[str, Any]:
         servers = [self._thread(self._serve, t) for t in self._cluster.ps]
-        workers = [self._thread(self._work, t) for t in self._cluster.workers]
+        workers = [self._thread(self._work, t) for t in self._cluster.workers[: self._settings.started_workers]]
         for thread in [*workers, *servers]:
             thread.join()
         told = self._sum_up()
@@ -94,7 +95,7 @@ class _Cluster:
             self._errors[assignment.task] = error
             for each in contexts:
                 each.close(is_ok=False)
-            tell_lost(self._cluster, self._secret, assignment.task, self._settings.lane)
+            tell_lost(self._cluster, self._secret, assignment.task, assignment.incarnation, self._settings.lane)
 
     def _sum_up(self) -> dict[str, Any]:
         run_dir = Path(self._settings.run_dir or ".")

@@ -90,3 +90,31 @@ def elapsed_line(seconds: float) -> str:
     'Training elapsed time: 366.604071 s'
     """
     return f"Training elapsed time: {seconds:f} s"
+
+
+def switched_line(before: str, after: str, at_step: int, pause_ms: float | None) -> str:
+    """The mode has changed; without a pause nobody had to stand still for it.
+
+    >>> switched_line("async", "bounded, staleness 4", 1234, 3.21)
+    'mode async -> bounded, staleness 4 at global step 1234; workers stood still for 3.2 ms'
+    """
+    pause = "" if pause_ms is None else f"; workers stood still for {pause_ms:.1f} ms"
+    return f"mode {before} -> {after} at global step {at_step}{pause}"
+
+
+def paused_line(lacks: int, min_workers: int) -> str:
+    """Too few workers are in.
+
+    >>> paused_line(1, 3)
+    'Paused: 1 more worker needed (--min-workers 3)'
+    """
+    return f"Paused: {lacks} more worker{'s' if lacks != 1 else ''} needed (--min-workers {min_workers})"
+
+
+def going_on_line(live: int, seconds: float) -> str:
+    """Enough of them are in again.
+
+    >>> going_on_line(3, 12.3)
+    'Going on: 3 workers are in again, after 12 s'
+    """
+    return f"Going on: {live} worker{'s are' if live != 1 else ' is'} in again, after {seconds:.0f} s"

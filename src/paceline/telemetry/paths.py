@@ -10,7 +10,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.cluster.spec import Task
+import msgspec
+
+from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
 
@@ -56,6 +58,10 @@ class RunPaths:
         """What this task printed."""
         return self.root / "logs" / f"{task.job}-{task.index}.log"
 
+    def ledger(self, task: Task) -> Path:
+        """Which gradients made which update, with --ledger."""
+        return self.root / "ledger" / f"{task.job}-{task.index}.bin"
+
     def telemetry(self, task: Task) -> Path:
         """What this task recorded."""
         return self.root / "telemetry" / f"{task.job}-{task.index}.jsonl"
@@ -67,6 +73,14 @@ class RunPaths:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"The run folder {self.root} cannot be made: {error.strerror}.") from error
+
+    def read_cluster(self) -> ClusterSpec:
+        """Who takes part, and at which addresses."""
+        try:
+            jobs = msgspec.json.decode(self.cluster.read_bytes(), type=dict[str, list[str] | dict[str, object]])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(f"No readable cluster at {self.cluster}: is {self.root} a run folder?") from error
+        return ClusterSpec({job: addresses for job, addresses in jobs.items() if isinstance(addresses, list)})
 
     def write_secret(self, secret: bytes) -> None:
         """Write the secret as hex, readable by nobody else at any moment."""

@@ -10,6 +10,7 @@ import msgspec
 
 # JSON has no word for a value that is not finite: a loss of NaN is written as null and read back as None.
 Metrics = Mapping[str, float | None]
+Histograms = dict[str, dict[str, int]]  # worker index -> staleness -> how many pushes
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,11 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     updates_per_s: float = 0.0
     workers: int = 0
+    mode: str = ""
+    lacks: int = 0  # so many more workers are needed before training goes on
     staleness_mean: float | None = None
+    staleness: Histograms = {}  # since the start, without the rare ones told apart
+    waited_s: dict[str, float] = {}
 
 
 class StepMs(msgspec.Struct, frozen=True):
@@ -67,15 +72,27 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     is_lost: bool = msgspec.field(default=False, name="lost")
 
 
+class ModeChange(msgspec.Struct, frozen=True, kw_only=True):
+    """From global step `at_step` on this mode held; `pause_ms`: how long the first worker stood still for it."""
+
+    at_step: int
+    mode: str
+    pause_ms: float | None = None
+
+
 class PsReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one ps did, told by itself when it ended; `staleness` counts pushes by their staleness."""
+    """What one ps did, told by itself when it ended; keys of what is told for each worker are worker indices."""
 
     index: int
     updates: int = 0
     apply_ms: float | None = None
     bytes_in: int = 0
     bytes_out: int = 0
-    staleness: dict[str, int] = {}
-    pushes: dict[str, int] = {}  # by worker index: the last push that was dealt with
+    staleness: Histograms = {}
+    pushes: dict[str, int] = {}  # the last push that was dealt with
+    waited_s: dict[str, float] = {}  # how long this ps made it wait for others
+    discarded: dict[str, int] = {}
+    not_finite: dict[str, int] = {}
+    modes: list[ModeChange] = []
     global_step: int = 0
     is_lost: bool = msgspec.field(default=False, name="lost")

@@ -13,6 +13,7 @@ import msgspec
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.telemetry.records import PsReport, WorkerReport
+from paceline.telemetry.staleness import spread, together
 
 Reports = tuple[list[WorkerReport], list[PsReport]]
 
@@ -28,44 +29,29 @@ def build(
     lost: list[str],
     error: str | None,
 ) -> dict[str, object]:
-    """The summary, ready for JSON; workers in worker order, one row for each of the cluster."""
+    """The summary, ready for JSON; workers in worker order, one row for each that was meant to come."""
     told, servers = reports
-    workers = [_worker(cluster, task, told, lost) for task in cluster.workers]
     ps = [_ps(task, servers, lost) for task in cluster.ps]
-    if ps:  # of a worker that never reported, the ps knows better than its last tick
-        workers = [_counted(w, ps[0].pushes.get(str(w.index), 0)) for w in workers]
+    first = ps[0] if ps else PsReport(index=0)
+    came = [task for task in cluster.workers if not _stayed_away(settings, cluster, task, told, first, lost)]
+    workers = [_counted(_worker(cluster, task, told, lost), first) for task in came]
     return {
         "run_id": settings.run_id,
         "ok": ok,
         "error": error,
         "mode": settings.mode,
-        "cluster": {**cluster.as_dict(), "num_ps": len(ps), "num_workers": len(workers)},
-        "global_step": ps[0].global_step if ps else 0,
+        "mode_spec": str(settings.mode_spec),
+        "modes": [msgspec.to_builtins(change) for change in first.modes],
+        **({"slow": settings.slow} if settings.slow else {}),
+        "cluster": {**cluster.as_dict(), "num_ps": len(ps), "num_workers": len(cluster.workers)},
+        "global_step": first.global_step,
         "wall_s": wall_s,
         "restarts": restarts,
         "lost": list(lost),
-        "workers": [msgspec.to_builtins(row) for row in workers],
+        "workers": [_row(worker, first) for worker in workers],
         "ps": [msgspec.to_builtins(row) for row in ps],
-        "staleness": staleness(ps[0].staleness if ps else {}),
+        "staleness": spread(together(_numbers(counts) for counts in first.staleness.values())),
         "metrics": dict(workers[0].metrics) if workers else {},
-    }
-
-
-def staleness(counts: Mapping[str, int]) -> dict[str, float | None]:
-    """Mean, percentiles (nearest rank) and maximum of a histogram; None when nothing was pushed.
-
-    >>> staleness({"0": 3, "1": 1})
-    {'mean': 0.25, 'p50': 0, 'p95': 1, 'max': 1}
-    """
-    ordered = sorted((int(value), count) for value, count in counts.items() if count > 0)
-    total = sum(count for _, count in ordered)
-    if total == 0:
-        return {"mean": None, "p50": None, "p95": None, "max": None}
-    return {
-        "mean": sum(value * count for value, count in ordered) / total,
-        "p50": _at(ordered, 0.50 * total),
-        "p95": _at(ordered, 0.95 * total),
-        "max": ordered[-1][0],
     }
 
 
@@ -86,29 +72,51 @@ def write(run_dir: Path | str, summary: Mapping[str, object]) -> Path:
 def _worker(cluster: ClusterSpec, task: Task, told: list[WorkerReport], lost: list[str]) -> WorkerReport:
     """This task's report under its index in the whole cluster; an empty one if there is nothing to tell."""
     index = cluster.worker_index(task)
-    mine = [report for report in told if report.task == str(task) or (not report.task and report.index == index)]
+    mine = _of(task, index, told)
     report = mine[-1] if mine else WorkerReport(index=index, is_lost=True)
     is_lost = report.is_lost or str(task) in lost
     return msgspec.structs.replace(report, index=index, task=str(task), is_lost=is_lost)
 
 
-def _counted(report: WorkerReport, pushes: int) -> WorkerReport:
-    if not report.is_lost or pushes <= report.steps:
+def _of(task: Task, index: int, told: list[WorkerReport]) -> list[WorkerReport]:
+    return [report for report in told if report.task == str(task) or (not report.task and report.index == index)]
+
+
+def _stayed_away(
+    settings: Settings, cluster: ClusterSpec, task: Task, told: list[WorkerReport], ps: PsReport, lost: list[str]
+) -> bool:
+    """Whether this is a place of an elastic cluster that nobody ever took: no word of it anywhere."""
+    if settings.started_workers is None or str(task) in lost:
+        return False
+    index = cluster.worker_index(task)
+    return not _of(task, index, told) and str(index) not in ps.pushes
+
+
+def _counted(report: WorkerReport, ps: PsReport) -> WorkerReport:
+    """Of a worker that never reported, ps:0 knows better than its last tick."""
+    if not report.is_lost:
         return report
-    return msgspec.structs.replace(report, steps=pushes)
+    worker = str(report.index)
+    steps = max(report.steps, ps.pushes.get(worker, 0))
+    return msgspec.structs.replace(report, steps=steps, discarded=max(report.discarded, ps.discarded.get(worker, 0)))
+
+
+def _row(report: WorkerReport, ps: PsReport) -> dict[str, object]:
+    """What a worker told, and what ps:0 counted of it."""
+    worker = str(report.index)
+    return {
+        **msgspec.to_builtins(report),
+        "staleness": spread(_numbers(ps.staleness.get(worker, {}))),
+        "waited_s": ps.waited_s.get(worker, 0.0),
+        "not_finite": ps.not_finite.get(worker, 0),
+    }
+
+
+def _numbers(counts: Mapping[str, int]) -> dict[int, int]:
+    return {int(staleness): count for staleness, count in counts.items()}
 
 
 def _ps(task: Task, told: list[PsReport], lost: list[str]) -> PsReport:
     mine = [report for report in told if report.index == task.index]
     report = mine[-1] if mine else PsReport(index=task.index, is_lost=True)
     return msgspec.structs.replace(report, is_lost=report.is_lost or str(task) in lost)
-
-
-def _at(ordered: list[tuple[int, int]], at_least: float) -> int:
-    """The smallest value that so many pushes do not exceed."""
-    seen = 0
-    for value, count in ordered:
-        seen += count
-        if seen >= at_least:
-            return value
-    return ordered[-1][0]

@@ -176,6 +176,6 @@ def test_values_from_outside_are_seen_by_a_reader_in_the_middle() -> None:
         assert link.version == 0
         assert numbers.max() == int.from_bytes(bytes([count]) * 8, "little")
     slot = shard.new_slot()
-    shard.apply([slot])
+    shard.apply([(slot, False, True)])
     link.read(push_id=1)
     assert link.version == 1

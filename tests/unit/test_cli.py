@@ -21,13 +21,30 @@ import paceline.errors
 from paceline.cli import main as cli
 from paceline.cli.run import hosts_or_count
 from paceline.cli.serve import as_argv
+from paceline.cluster.discovery import discover, encode_for_child
+from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
-from paceline.launchers import closing, entry, live, local, ports, supervisor
+from paceline.launchers import closing, entry, joining, live, local, ports, supervisor
+from paceline.launchers import task as tasks
 from paceline.telemetry.paths import RunPaths
+from paceline.wire import messages as m
+from paceline.worker.control import Running, running
 
 SRC = Path(paceline.errors.__file__).parents[1]
-VERBS = [[], ["run"], ["serve"], ["demo"], ["kv"], ["kv", "ls"], ["kv", "get"], ["lab"], ["lab", "run"]]
+VERBS = [
+    [],
+    ["run"],
+    ["serve"],
+    ["demo"],
+    ["kv"],
+    ["kv", "ls"],
+    ["kv", "get"],
+    ["ctl"],
+    ["ctl", "mode"],
+    ["lab"],
+    ["lab", "run"],
+]
 
 # Stands for the core in every task: a worker that closes writes a byte, a ps serves until all have.
 STAND_IN = """
@@ -39,7 +56,13 @@ def serve_ps(assignment):
     if os.environ.get("PS_STAYS"):
         signal.pause()
     pipe = os.open(os.environ["PIPE"], os.O_RDWR)  # held open, so that no byte is lost
-    for _ in assignment.cluster.workers:
+    for _ in assignment.cluster.workers[: assignment.settings.started_workers]:
+        os.read(pipe, 1)
+    if os.environ.get("OTHERS"):  # as with a worker that somebody else has started: it trains on until told
+        import time
+        with open(f"{assignment.settings.run_dir}/telemetry/ps-0.jsonl", "a") as file:
+            file.write('{"t": %f, "kind": "tick", "task": "ps:0", "workers": 1}\\n' % time.time())
+        print("others train on", flush=True)
         os.read(pipe, 1)
 def finish(ok):
     print("finish", ok)
@@ -175,6 +198,44 @@ def test_demo_takes_flags_after_its_name(requests: list[local.Request]) -> None:
     assert (requests[0].workers, requests[1].settings.mode) == (3, "sync")
 
 
+def test_every_number_of_a_mode_reaches_the_settings(requests: list[local.Request]) -> None:
+    dial = ["--replicas-to-aggregate=2", "--extra_tokens", "1", "--grace-ms", "20%"]
+    assert call("run", "--mode=sync", *dial, "train.py") == 0
+    assert str(requests[0].settings.mode_spec) == "sync, 2 to aggregate, 1 extra tokens, grace 20 % of a round"
+    assert call("demo", "--mode=bounded", "--staleness=0", "--staleness-scale", "--ema", "0.9", "--overlap") == 0
+    told = requests[1].settings
+    assert (told.staleness, told.staleness_scale, told.ema, told.overlap) == (0, True, 0.9, True)
+    local_flags = ["--local-steps=4", "--outer=async", "--outer-lr=1", "--outer-momentum=0"]
+    types_flags = ["--wire=bfloat16", "--master=model", "--slow=worker:1=5x"]
+    assert call("run", "--mode=local", *local_flags, *types_flags, "train.py") == 0
+    told = requests[2].settings
+    assert (told.local_steps, told.outer, told.outer_lr, told.outer_momentum) == (4, "async", 1.0, 0.0)
+    assert (told.wire, told.master, told.slow) == ("bfloat16", "model", "worker:1=5x")
+
+
+def test_flags_of_the_dial_have_the_settings_defaults(requests: list[local.Request]) -> None:
+    assert call("run", "train.py") == 0
+    assert requests[0].settings == Settings(run_id="")
+
+
+@pytest.mark.parametrize(
+    ("flags", "room", "started", "fewest"),
+    [
+        (["--workers=3"], 3, None, 1),
+        (["--workers=3", "--min-workers=2"], 3, None, 2),
+        (["--workers=2:6"], 6, 2, 2),
+        (["--workers", "2:6", "--min-workers", "1"], 6, 2, 1),
+        (["--workers=1:2", "--worker-hosts=h:1,h:2"], ("h:1", "h:2"), 1, 1),
+    ],
+)
+def test_a_range_of_workers(
+    requests: list[local.Request], flags: list[str], room: object, started: int | None, fewest: int
+) -> None:
+    assert call("run", *flags, "train.py") == 0
+    told = requests[0].settings
+    assert (requests[0].workers, told.started_workers, told.min_workers) == (room, started, fewest)
+
+
 def test_serve_hands_only_its_own_flags_to_discovery() -> None:
     params = {
         "script": "train.py",
@@ -184,6 +245,8 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         "mode": None,
     }
     assert as_argv(params) == ["--job_name=ps", "--log_device_placement=True"]
+    by_hand = {"task_index": 0, "slow": "", "overlap": False, "join": None, "workers": "2:4"}
+    assert as_argv(by_hand) == ["--task_index=0", "--started_workers=2"]
 
 
 # Refusals: one sentence, exit code 2, nothing made
@@ -196,8 +259,24 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         (["run", "."], "is a folder"),
         (["run", "-m", "no_such_module_x"], "No module named 'no_such_module_x'"),
         (["run", "--mode", "snyc", "train.py"], "did you mean 'sync'"),
-        (["run", "--mode", "sync", "--replicas-to-aggregate", "3", "train.py"], "between 1 and"),
+        (["run", "--mode", "sync", "--replicas-to-aggregate", "0", "train.py"], "at least 1 gradient"),
+        (
+            ["run", "--mode", "sync", "--replicas-to-aggregate", "5", "--extra-tokens", "1", "train.py"],
+            "at most 4 gradients a round",
+        ),
         (["run", "--replicas-to-aggregate", "1", "train.py"], "--mode sync"),
+        (["run", "--staleness", "2", "train.py"], "--staleness only makes sense with --mode bounded"),
+        (["run", "--mode", "bounded", "--staleness", "-1", "train.py"], "--staleness is -1"),
+        (["run", "--mode", "local", "--local-steps", "0", "train.py"], "--local-steps is 0"),
+        (["run", "--ema", "1.5", "train.py"], "--ema is 1.5"),
+        (["run", "--wire", "int8", "train.py"], "Unknown wire 'int8'"),
+        (["run", "--workers", "6:2", "train.py"], "a range goes up, such as 2:6"),
+        (["run", "--workers", "two", "train.py"], "use a number such as 2, or a range such as 2:6"),
+        (["run", "--workers", "0", "train.py"], "at least 1"),
+        (["run", "--workers", "2:4", "--min-workers", "5", "train.py"], "between 1 and the 4 workers"),
+        (["run", "--workers", "2:4", "--worker-hosts", "h:1,h:2", "train.py"], "has 2 addresses"),
+        (["run", "--slow", "worker:2=5x", "train.py"], "its workers are worker:0, worker:1"),
+        (["demo", "--slow", "worker:1", "--", "--epochs", "1"], "write it as worker:1=5x"),
         (["run", "--ps", "0", "train.py"], "at least 1"),
         (["run", "--save-every", "often", "train.py"], "--save_every"),
         (["run", "--lane", "inproc", "train.py"], "inproc"),
@@ -211,6 +290,12 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
             "no task ps:4",
         ),
         (["kv", "ls", "nowhere"], "No run folder"),
+        (["serve", "--join", "nowhere"], "No run folder"),
+        (["serve", "--join", "nowhere", "--mode=sync"], "--mode is the run's own"),
+        (
+            ["serve", "--job_name=ps", "--ps_hosts=a:1", "--worker_hosts=a:2,a:3", "--workers=1:3"],
+            "--workers is 1:3, but the cluster has 2 workers",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -260,6 +345,16 @@ def test_dry_run_starts_nothing(stage: Path, capsys: pytest.CaptureFixture[str])
     assert "Cluster: job ps -> {0 -> 127.0.0.1:" in out
     assert "OMP_NUM_THREADS=" in out
     assert not (stage / "runs").exists()
+
+
+def test_dry_run_tells_what_is_unusual(stage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = ["--mode=bounded", "--staleness=2", "--workers=1:3", "--slow=worker:0=5x"]
+    assert call("run", "--dry-run", *mode, script(stage, "")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "mode bounded, staleness 2, placement bytes, lane auto, data shard" in lines
+    assert "1 of 3 workers are started here; one more: paceline serve --join RUN" in lines
+    assert "Slowed on purpose (--slow): worker:0=5x" in lines
+    assert f"OMP_NUM_THREADS={len(os.sched_getaffinity(0))} in every task" in lines
 
 
 # The launcher, with stand-in tasks
@@ -335,6 +430,60 @@ def test_a_ps_that_stays_is_ended(
     monkeypatch.delenv("PIPE")
     assert call("run", "--run-dir", "r", script(stage, "")) == 0
     assert "ps:0 did not end within 1 s" in capfd.readouterr().out
+
+
+def test_an_elastic_run_starts_the_first_and_shows_nobody_else(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train = script(stage, "print('threads', os.environ['OMP_NUM_THREADS'])")
+    assert call("run", "--run-dir", "r", "--workers", "1:3", train) == 0
+    out = capfd.readouterr().out
+    assert "1 of 3 workers are started here; one more: paceline serve --join r" in out
+    assert "worker:1" not in out.replace("Cluster: job worker", "")
+    told = json.loads(RunPaths("r").summary.read_text())
+    assert [row["task"] for row in told["workers"]] == ["worker:0"]
+    assert (told["ok"], told["lost"], told["cluster"]["num_workers"]) == (True, [], 3)
+    log = RunPaths("r").logs(Task("worker", 0)).read_text()
+    assert f"threads {len(os.sched_getaffinity(0))}\n" in log
+    assert not RunPaths("r").logs(Task("worker", 1)).exists()
+    assert json.loads(RunPaths("r").config.read_text())["started_workers"] == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_ps_are_not_ended_while_a_joined_worker_trains(
+    stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in ps says so in a tick, and ends only when the launcher has gone on waiting because of it."""
+    monkeypatch.setenv("OTHERS", "1")
+    seen: list[bool] = []
+
+    def train(joined: supervisor.Joined, ask: Callable[[supervisor.Joined], bool] = supervisor.Joined.train) -> bool:
+        seen.append(ask(joined))
+        if (
+            seen[-1] and seen.count(True) == 1
+        ):  # the launcher has seen it, and goes on waiting: now the joined worker closes
+            os.write(os.open(os.environ["PIPE"], os.O_WRONLY), b".")
+        return seen[-1]
+
+    monkeypatch.setattr(supervisor.Joined, "train", train)
+    assert call("run", "--run-dir", "r", "--workers", "1:2", script(stage, "")) == 0
+    assert "did not end within" not in capfd.readouterr().out
+    assert True in seen
+
+
+def test_a_slowed_worker_is_marked_at_both_ends(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("run", "--run-dir", "r", "--slow", "worker:1=5x", script(stage, "")) == 0
+    assert capfd.readouterr().out.splitlines().count("Slowed on purpose (--slow): worker:1=5x") == 2
+    assert json.loads(RunPaths("r").summary.read_text())["slow"] == "worker:1=5x"
+
+
+def test_a_joined_worker_that_vanished_is_named(stage: Path) -> None:
+    leaves = """
+        with open(f"r/telemetry/worker-1.jsonl", "w") as file:
+            file.write('{"t": 1, "kind": "tick", "task": "worker:1", "step": 7}\\n')
+    """
+    assert call("run", "--run-dir", "r", "--workers", "1:3", script(stage, leaves)) == 0
+    told = json.loads(RunPaths("r").summary.read_text())
+    assert told["lost"] == ["worker:1"]
+    assert [(row["task"], row["steps"]) for row in told["workers"]] == [("worker:0", 0), ("worker:1", 7)]
 
 
 @pytest.fixture
@@ -423,6 +572,119 @@ def test_serve_ps_needs_no_script_and_reads_tf_config(stage: Path, monkeypatch: 
     done = subprocess.run([sys.executable, "-m", "paceline", "serve"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "the shard burned" in done.stderr
+
+
+def test_serve_leaves_room_by_hand(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIPE")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(stage / "config"))
+    body = "told = json.loads(os.environ['PACELINE_TASK'])['settings']\n"
+    train = script(stage, body + "print(told['started_workers'], told['min_workers'])")
+    flags = ["--job_name=worker", "--task_index=0", "--ps_hosts=h:1", "--worker_hosts=h:2,h:3", "--workers=1:2"]
+    command = [sys.executable, "-m", "paceline", "serve", *flags, train]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 1", "finish True"]
+
+
+# A worker that joins later
+
+
+def made_run(folder: Path, **settings: object) -> Running:
+    """A run folder as the launcher makes it, with three places, and as control finds it."""
+    with ports.Reserved() as reserved:
+        request = local.Request(
+            program=entry.Program(script="train.py", args=("--epochs", "1")),
+            ps=1,
+            workers=3,
+            settings=Settings(run_id="", started_workers=2, **settings),
+            run_dir=str(folder),
+        )
+        cluster = ClusterSpec({"ps": reserved.addresses(1), "worker": reserved.addresses(3)})
+        local.make_folder(request, cluster)
+    return running(folder)
+
+
+def record(run: Running, task: str, kind: str, **fields: object) -> None:
+    with RunPaths(run.run_dir).telemetry(Task.parse(task)).open("a") as file:
+        file.write(json.dumps({"t": 1, "kind": kind, "task": task, **fields}) + "\n")
+
+
+def test_who_joins_takes_a_place_that_nobody_has(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r")
+    places = joining.free_places(run, m.Status([1], [], 0, live=[0]))
+    assert [str(task) for task in places] == ["worker:2"]
+    for task in ("worker:0", "worker:1"):
+        record(run, task, "start")
+    places = joining.free_places(run, m.Status([], [], 5, live=[0]))
+    assert [str(task) for task in places] == ["worker:2", "worker:1"], "a lost one's place is the second choice"
+    record(run, "worker:1", "report", report={"index": 1})
+    places = joining.free_places(run, m.Status([], [], 5, live=[0, 2]))
+    assert places == [], "nobody does a share again that is done"
+
+
+def test_two_that_join_at_once_get_different_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path / "r")
+    monkeypatch.setattr(tasks, "_held", {})
+    taken = run.cluster.address(Task("worker", 1)).rpartition(":")
+    places = [Task("worker", 1), Task("worker", 2)]
+    with socket.create_server((taken[0], int(taken[2]))):
+        assert joining.first_held(run, places) == Task("worker", 2)
+        with pytest.raises(UsageError, match=r"All 3 workers of this run are there, .* --workers 3:4"):
+            joining.first_held(run, places[:1])
+
+
+def test_who_joins_gets_the_settings_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path / "r", mode="sync", replicas_to_aggregate=2, slow="worker:2=3x")
+    monkeypatch.setattr(joining, "ask_status", lambda run: m.Status([], [], 5, live=[0, 1]))
+    monkeypatch.setattr(tasks, "_held", {})
+    found = joining.join(run.run_dir)
+    assert (found.task, found.source, found.secret) == (Task("worker", 2), "run folder", run.secret)
+    assert found.incarnation > 1, "newer than what the launcher starts"
+    assert (found.settings.run_id, found.settings.run_dir) == ("r", str(tmp_path / "r"))
+    assert str(found.settings.mode_spec) == "sync, 2 to aggregate"
+    assert discover(argv=[], environ=encode_for_child(found)) == found
+    with pytest.raises(UsageError, match=r"worker:1 of this run is there.*; free: worker:2\."):
+        joining.join(run.run_dir, index=1)
+    with pytest.raises(UsageError, match="no task worker:7"):
+        joining.join(run.run_dir, index=7)
+
+
+def test_the_run_s_own_program_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("train.py").write_text("")
+    made_run(tmp_path / "r")
+    monkeypatch.chdir(tmp_path)
+    program = joining.program_of(joining.read_config("r"))
+    entry.check_program(program)
+    assert (program.args, Path(program.script)) == (("--epochs", "1"), tmp_path / "here" / "train.py")
+
+
+@pytest.mark.parametrize("argv", [[], ["train.py"], ["--task_index=2"]])
+def test_a_finished_run_is_not_joined(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    made_run(tmp_path / "r")
+    RunPaths("r").summary.write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    assert call("serve", "--join", "r", *argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "has ended" in lines[0]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_does_not_answer_is_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(joining, "TRY_S", 0.0)
+    Path("train.py").write_text("")
+    made_run(tmp_path / "r")
+    assert call("serve", "--join", "r") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "does not answer" in lines[0]
 
 
 # Reading a ps

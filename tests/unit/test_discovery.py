@@ -136,6 +136,52 @@ def test_settings_flags_are_read_by_hand(started: Started) -> None:
     )
 
 
+def test_the_dial_is_read_by_hand(started: Started) -> None:
+    line = (
+        f"{FOUR} --mode=local --local-steps 5 --outer=sync --outer-lr=1 --outer_momentum 0 --replicas_to_aggregate=1 "
+        "--extra-tokens 0 --grace_ms 20% --ema=0.99 --wire=bfloat16 --master model --min_workers=2 --slow worker:1=5x"
+    )
+    assert msgspec.structs.replace(started.found(line).settings, run_id="") == Settings(
+        run_id="",
+        mode="local",
+        local_steps=5,
+        outer="sync",
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        replicas_to_aggregate=1,
+        extra_tokens=0,
+        grace_ms="20%",
+        ema=0.99,
+        wire="bfloat16",
+        master="model",
+        min_workers=2,
+        slow="worker:1=5x",
+    )
+    bounded = started.found(f"{FOUR} --mode bounded --staleness 0 --staleness-scale --overlap").settings
+    assert (bounded.staleness, bounded.staleness_scale, bounded.overlap) == (0, True, True)
+    assert bounded.mode_spec.staleness == 0
+
+
+def test_the_first_workers_are_enough_by_hand(started: Started) -> None:
+    """--workers would be too common a name among the flags of scripts, so a script's own is left alone."""
+    settings = started.found(f"{FOUR} --started_workers=1 --workers=8").settings
+    assert (settings.started_workers, settings.min_workers) == (1, 1)
+    settings = started.found(f"{FOUR} --started-workers=2").settings
+    assert (settings.started_workers, settings.min_workers) == (2, 2)
+    assert started.found(f"{FOUR} --started_workers=1 --min-workers=2").settings.min_workers == 2
+
+
+@pytest.mark.parametrize(("text", "range_"), [("3", (3, 3)), ("2:6", (2, 6)), ("2:2", (2, 2))])
+def test_a_number_of_workers_or_a_range(text: str, range_: tuple[int, int]) -> None:
+    assert flags.worker_range(text) == range_
+
+
+@pytest.mark.parametrize("text", ["", "two", "2:", ":2", "2:6:8", "0", "0:2", "-1", "6:2", "2-6"])
+def test_what_is_no_number_of_workers(text: str) -> None:
+    with pytest.raises(UsageError, match="--workers is"):
+        flags.worker_range(text)
+
+
 def test_every_task_by_hand_has_the_same_run_id(started: Started) -> None:
     worker = started.found(FOUR).settings
     ps = started.found(FOUR.replace("worker --task_index=1", "ps"), cluster=dict(reversed(CLUSTER.items()))).settings
@@ -163,6 +209,39 @@ def test_every_task_by_hand_has_the_same_run_id(started: Started) -> None:
         (FOUR + " --lease_s=soon", "number of seconds"),
         (FOUR + " --log_device_placement=maybe", "=true or"),
         (FOUR + " --mode", "--mode has no value"),
+        (FOUR + " --mode=bounded --staleness=-1", "--staleness is -1; a worker may be 0 or more"),
+        (FOUR + " --mode=bounded --staleness=few", "--staleness is 'few'; it must be a whole number"),
+        (FOUR + " --staleness=1", "--staleness only makes sense with --mode bounded, and the mode is async"),
+        (FOUR + " --mode=local --local-steps=0", "--local-steps is 0; a worker makes at least 1"),
+        (FOUR + " --mode=sync --local_steps=2", "--local-steps only makes sense with --mode local"),
+        (FOUR + " --outer=sync", "--outer only makes sense with --mode local"),
+        (FOUR + " --outer-lr=1", "--outer-lr only makes sense with --mode local"),
+        (FOUR + " --outer-momentum=0", "--outer-momentum only makes sense with --mode local"),
+        (FOUR + " --mode=local --outer=both", "--outer is 'both'; use sync or async"),
+        (FOUR + " --mode=local --outer_lr=0", "--outer-lr is 0.0; it must be a number above 0"),
+        (FOUR + " --mode=local --outer_lr=nan", "--outer-lr is nan; it must be a number above 0"),
+        (FOUR + " --mode=local --outer_momentum=1", "--outer-momentum is 1.0; it must be 0 or more, and below 1"),
+        (FOUR + " --mode=local --outer-momentum=-0.1", "--outer-momentum is -0.1"),
+        (FOUR + " --mode=local --overlap", "--mode local pushes none; leave one out"),
+        (FOUR + " --ema=1", "--ema is 1.0; the decay must lie between 0 and 1"),
+        (FOUR + " --ema=0", "--ema is 0.0"),
+        (FOUR + " --ema=nan", "--ema is nan"),
+        (FOUR + " --ema=high", "--ema is 'high'; it must be a number, such as 0.9"),
+        (FOUR + " --wire=fp16", "Unknown wire 'fp16'; .*float16"),
+        (FOUR + " --master=double", "Unknown master 'double'; valid: float32, model"),
+        (FOUR + " --min_workers=0", "--min-workers is 0; it must be between 1 and the 2 workers"),
+        (FOUR + " --min_workers=3", "--min-workers is 3; it must be between 1 and the 2 workers"),
+        (FOUR + " --started_workers=3", "--started-workers is 3; it must be between 1 and the 2 workers"),
+        (FOUR + " --slow=worker:2=5x", "--slow names worker:2, which is no worker .* worker:0, worker:1"),
+        (FOUR + " --slow=ps:0=5x", "--slow names ps:0, which is no worker"),
+        (FOUR + " --slow=worker:1=0.5x", "--slow gives worker:1 the factor 0.5; 1 or more slows"),
+        (FOUR + " --slow=worker:1=2x,worker:1=3x", "--slow names worker:1 twice"),
+        (FOUR + " --slow=5x", "--slow is '5x'; write it as worker:1=5x"),
+        (FOUR + " --mode=sync --grace-ms=5", "--grace-ms and --extra-tokens need --replicas-to-aggregate"),
+        (FOUR + " --mode=sync --replicas_to_aggregate=2 --grace-ms=soon", "--grace-ms is 'soon'; use milliseconds"),
+        (FOUR + " --mode=sync --replicas_to_aggregate=2 --extra-tokens=-1", "--extra-tokens is -1; it must be 0"),
+        (FOUR + " --mode=sync --replicas_to_aggregate=5 --extra-tokens=1", "at most 4 gradients a round"),
+        (FOUR + " --mode=sync --staleness-scale", "--staleness-scale is for async and bounded"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_is_made(started: Started, line: str, sentence: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ProtocolError
+from paceline.modes.spec import ModeSpec
 from paceline.wire import messages as m
 from paceline.wire.frames import FRAME_BYTES, HEADER_BYTES, MAX_TAIL_BYTES, Codec, Flag, Frame, Kind, Outcome
 
@@ -134,9 +135,10 @@ def test_a_message_with_the_wrong_fields_is_a_protocol_error(name: str, content:
     [
         m.Lost(3),
         m.Steps(10_000),
-        m.Carried(((4, ((0, 1), (2, 7))), (5, ()))),
-        m.PushTail([{"lr": 0.1, "betas": [0.9, 0.999], "foreach": None, "nesterov": True}], b"\x05"),
-        m.Started(1, 2, ((0, ((1, 1),)),)),
+        m.Carried(((4, ((0, 1, 1), (2, 7, 3))), (5, ()))),
+        m.PushTail([{"lr": 0.1, "betas": [0.9, 0.999], "foreach": None, "nesterov": True}], b"\x05", 12.0),
+        m.Started(1, 2, ((0, ((1, 1, 1),)),), m.Dial(2, ModeSpec(name="bounded", staleness=4), 7)),
+        m.SwitchMode(ModeSpec(name="sync", replicas_to_aggregate=2, grace_share=0.2), waits=False),
         m.Fetched(3, [m.SlotEntry(0, 0, 16, "exp_avg", "float32", False, 0, 64)]),
     ],
     ids=lambda message: type(message).__name__,

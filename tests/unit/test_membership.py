@@ -88,6 +88,60 @@ def test_it_is_over_when_everybody_has_closed_or_is_lost(members: Membership) ->
     assert members.is_over
 
 
+def test_an_optional_worker_is_never_missing_and_needs_no_end() -> None:
+    members = Membership(4, expected=2)
+    assert members.missing == [0, 1]
+    assert not members.is_over
+    for worker in (0, 1):
+        members.join(worker, 1, now_s=0.0)
+    assert (members.missing, members.live, members.gone) == ([], [0, 1], [])
+    for worker in (0, 1):
+        members.close(worker)
+    assert members.is_over
+    assert members.gone == []
+
+
+def test_an_optional_worker_that_came_counts_like_the_others() -> None:
+    members = Membership(4, expected=2)
+    for worker in (0, 1, 3):
+        members.join(worker, 1, now_s=0.0)
+    assert members.training == {0, 1, 3}
+    members.close(0)
+    members.close(1)
+    assert not members.is_over, "a joined worker trains on"
+    members.leave(3, 1)
+    assert members.gone == [3] and not members.is_over
+    members.lose(3)
+    assert members.is_over
+
+
+def test_an_expected_worker_that_never_came_keeps_the_run_open() -> None:
+    members = Membership(3, expected=2)
+    members.join(0, 1, now_s=0.0)
+    members.close(0)
+    assert members.missing == [1]
+    assert not members.is_over
+    members.lose(1)
+    assert members.is_over
+
+
+def test_what_is_lacking_counts_those_there_and_those_done() -> None:
+    members = Membership(4, expected=2)
+    assert [members.lacks(n) for n in (1, 2, 4)] == [1, 2, 4]
+    members.join(0, 1, now_s=0.0)
+    members.join(1, 1, now_s=0.0)
+    members.pause(1)
+    assert [members.lacks(n) for n in (1, 2, 3)] == [0, 0, 1]
+    members.close(0)
+    assert members.lacks(2) == 0, "one that has done its share is not waited for"
+    members.leave(1, 1)
+    assert members.lacks(2) == 1
+    members.lose(1)
+    assert members.lacks(2) == 1
+    members.join(2, 1, now_s=0.0)
+    assert members.lacks(2) == 0
+
+
 def test_a_lease_runs_out_in_silence(members: Membership) -> None:
     members.heard(0, 1, 14.0)
     members.heard(1, 7, 14.0)  # of nobody we know

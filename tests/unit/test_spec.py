@@ -110,13 +110,13 @@ def test_no_shape_of_cluster_raises_anything_but_usage_error(cluster: object) ->
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"mode": "asinc"}, r"Unknown mode 'asinc'; did you mean 'async'\? \(valid: async, sync\)"),
+        ({"mode": "asinc"}, r"Unknown mode 'asinc'; did you mean 'async'\? \(valid: async, sync, bounded, local\)"),
         ({"placement": "round-robin"}, "did you mean 'round_robin'"),
         ({"lane": "rdma"}, "valid: auto, shm, tcp, inproc"),
         ({"data": "Shard"}, "did you mean 'shard'"),
         ({"replicas_to_aggregate": 1}, "only makes sense with --mode sync"),
-        ({"mode": "sync", "replicas_to_aggregate": 0}, "between 1 and the 2 workers"),
-        ({"mode": "sync", "replicas_to_aggregate": 3}, "between 1 and the 2 workers"),
+        ({"mode": "sync", "replicas_to_aggregate": 0}, "a round needs at least 1 gradient"),
+        ({"mode": "sync", "replicas_to_aggregate": 5, "extra_tokens": 1}, "give at most 4 gradients a round"),
         ({"lease_s": 0.0}, "above 0"),
         ({"wait_s": float("inf")}, "above 0"),
         ({"log_every": -1}, "0 .* or more"),

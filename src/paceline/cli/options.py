@@ -9,15 +9,66 @@ from typing import Annotated
 import msgspec
 import typer
 
+from paceline.cluster import flags
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
 Ps = Annotated[int | None, typer.Option("--ps", help="Number of ps tasks.  [default: 1]")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Number of worker tasks.  [default: 2]")]
-Mode = Annotated[str, typer.Option("--mode", help="When a gradient counts: async or sync.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        metavar="N|MIN:MAX",
+        help="Number of worker tasks; MIN:MAX starts MIN and leaves room for others to join.  [default: 2]",
+    ),
+]
+MinWorkers = Annotated[
+    int | None,
+    typer.Option("--min-workers", help="Training pauses while fewer take part.  [default: MIN of --workers, else 1]"),
+]
+Mode = Annotated[str, typer.Option("--mode", help="When a gradient counts: async, sync, bounded or local.")]
 Replicas = Annotated[
     int | None,
     typer.Option("--replicas-to-aggregate", metavar="K", help="With --mode sync: K gradients a round."),
+]
+ExtraTokens = Annotated[
+    int | None,
+    typer.Option("--extra-tokens", metavar="T", help="With K: one worker may put 1 + T gradients into a round."),
+]
+GraceMs = Annotated[
+    str,
+    typer.Option("--grace-ms", metavar="G|P%", help="With K: wait for more after the K-th, in ms or % of a round."),
+]
+Staleness = Annotated[
+    int | None,
+    typer.Option("--staleness", metavar="S", help="With --mode bounded: at most S steps ahead.  [default: 3]"),
+]
+LocalSteps = Annotated[
+    int | None,
+    typer.Option("--local-steps", metavar="H", help="With --mode local: H steps between pushes.  [default: 10]"),
+]
+Outer = Annotated[
+    str | None, typer.Option("--outer", help="With --mode local: deltas count as in sync or async.  [default: sync]")
+]
+OuterLr = Annotated[float, typer.Option("--outer-lr", help="With --mode local: learning rate on the ps.")]
+OuterMomentum = Annotated[
+    float | None,
+    typer.Option("--outer-momentum", help="With --mode local: Nesterov momentum on the ps.  [0.9; outer async: 0]"),
+]
+StalenessScale = Annotated[
+    bool, typer.Option("--staleness-scale", help="Divide a stale gradient's learning rate by 1 + its staleness.")
+]
+Ema = Annotated[
+    float | None, typer.Option("--ema", metavar="DECAY", help="Keep a running average of the parameters on the ps.")
+]
+Wire = Annotated[str, typer.Option("--wire", help="Gradients travel as float32, bfloat16 or float16.")]
+Master = Annotated[
+    str, typer.Option("--master", help="The ps keep half-precision parameters in float32, or as the model has them.")
+]
+Ledger = Annotated[bool, typer.Option("--ledger", help="Write down which gradients made which update.")]
+Overlap = Annotated[bool, typer.Option("--overlap", help="Send gradients while backward still runs.")]
+Slow = Annotated[
+    str, typer.Option("--slow", metavar="TASK=Nx,…", help="For studies: worker:1=5x sleeps as if 5 times slower.")
 ]
 Placement = Annotated[str, typer.Option("--placement", help="What lies where: bytes, round_robin or greedy.")]
 Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm or tcp.")]
@@ -48,6 +99,21 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     replicas_to_aggregate: int | None
+    extra_tokens: int | None
+    grace_ms: str
+    staleness: int | None
+    local_steps: int | None
+    outer: str | None
+    outer_lr: float
+    outer_momentum: float | None
+    staleness_scale: bool
+    ema: float | None
+    wire: str
+    master: str
+    overlap: bool
+    ledger: bool
+    min_workers: int | None
+    slow: str
     placement: str
     lane: str
     data: str
@@ -63,7 +129,27 @@ def settings(params: Mapping[str, object]) -> Settings:
     shared = msgspec.convert(dict(params), Shared)
     if shared.lane == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
-    return Settings(run_id="", **msgspec.structs.asdict(shared))
+    started = started_workers(params)
+    given = msgspec.structs.asdict(shared)
+    if shared.min_workers is None:
+        given["min_workers"] = started or 1
+    return Settings(run_id="", started_workers=started, **given)
+
+
+def started_workers(params: Mapping[str, object]) -> int | None:
+    """MIN of --workers MIN:MAX; None where --workers is a number, or was not given.
+
+    >>> started_workers({"workers": "2:6"}), started_workers({"workers": "2"})
+    (2, None)
+    """
+    given = str(params.get("workers") or "")
+    return flags.worker_range(given)[0] if ":" in given else None
+
+
+def num_workers(params: Mapping[str, object]) -> int | None:
+    """How many workers the cluster has room for: N, or MAX; None where --workers was not given."""
+    given = params.get("workers")
+    return None if given is None else flags.worker_range(str(given))[1]
 
 
 def addresses(text: str | None) -> tuple[str, ...]:

@@ -19,6 +19,21 @@ def run(
     workers: o.Workers = None,
     mode: o.Mode = "async",
     replicas_to_aggregate: o.Replicas = None,
+    extra_tokens: o.ExtraTokens = None,
+    grace_ms: o.GraceMs = "0",
+    staleness: o.Staleness = None,
+    local_steps: o.LocalSteps = None,
+    outer: o.Outer = None,
+    outer_lr: o.OuterLr = 0.7,
+    outer_momentum: o.OuterMomentum = None,
+    staleness_scale: o.StalenessScale = False,
+    ema: o.Ema = None,
+    wire: o.Wire = "float32",
+    master: o.Master = "float32",
+    overlap: o.Overlap = False,
+    ledger: o.Ledger = False,
+    min_workers: o.MinWorkers = None,
+    slow: o.Slow = "",
     placement: o.Placement = "bytes",
     lane: o.Lane = "auto",
     data: o.Data = "shard",
@@ -43,7 +58,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     from paceline.launchers.entry import Program
 
     ps = hosts_or_count("ps", params, default=1)
-    workers = hosts_or_count("workers", params, default=2)
+    workers = hosts_or_count("workers", {**params, "workers": o.num_workers(params)}, default=2)
     run_dir = params["run_dir"]
     request = local.Request(
         program=Program(script=script, args=args, is_module=is_module),

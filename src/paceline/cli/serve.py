@@ -1,16 +1,20 @@
-"""HOW is one task started by hand? `paceline serve`, with TF1's flags or TF_CONFIG, in any order.
+"""HOW is one task started by hand? `paceline serve`, with TF1's flags or TF_CONFIG, in any order, or --join RUN.
 
 Called by cli/main. Must never start another process: this one becomes the task.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.kv import run_folder
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.launchers.entry import Program
 
 JobName = Annotated[str | None, typer.Option("--job_name", help="ps, worker or chief.")]
 TaskIndex = Annotated[int | None, typer.Option("--task_index", help="Position in the job, from 0.")]
@@ -21,7 +25,16 @@ SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all 
 OptionalScript = Annotated[
     str | None, typer.Argument(metavar="SCRIPT", help="The script; a ps needs none.", show_default=False)
 ]
-NOT_FOR_DISCOVERY = ("script", "args", "module", "version")
+Join = Annotated[
+    str | None,
+    typer.Option("--join", metavar="RUN", help="Become a further worker of this run; SCRIPT is its own by default."),
+]
+ByHandWorkers = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="MIN:MAX", help="MIN of the MAX worker_hosts are enough to begin."),
+]
+NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers")
+WITH_JOIN = ("join", "task_index", "script", "args", "module")
 
 
 def serve(
@@ -33,8 +46,25 @@ def serve(
     ps_hosts: o.PsHosts = None,
     worker_hosts: o.WorkerHosts = None,
     chief_hosts: ChiefHosts = None,
+    join: Join = None,
+    workers: ByHandWorkers = None,
     mode: o.Mode = "async",
     replicas_to_aggregate: o.Replicas = None,
+    extra_tokens: o.ExtraTokens = None,
+    grace_ms: o.GraceMs = "0",
+    staleness: o.Staleness = None,
+    local_steps: o.LocalSteps = None,
+    outer: o.Outer = None,
+    outer_lr: o.OuterLr = 0.7,
+    outer_momentum: o.OuterMomentum = None,
+    staleness_scale: o.StalenessScale = False,
+    ema: o.Ema = None,
+    wire: o.Wire = "float32",
+    master: o.Master = "float32",
+    overlap: o.Overlap = False,
+    ledger: o.Ledger = False,
+    min_workers: o.MinWorkers = None,
+    slow: o.Slow = "",
     placement: o.Placement = "bytes",
     lane: o.Lane = "auto",
     data: o.Data = "shard",
@@ -51,20 +81,54 @@ def serve(
     from paceline.cluster.discovery import discover
     from paceline.launchers import entry
 
+    given = entry.Program(script=script, args=tuple(args or ()), is_module=module) if script else None
+    if join is not None:
+        refuse_beside_join(ctx)
+        raise typer.Exit(join_run(join, task_index, given))
     o.settings(ctx.params)  # refuses what discovery does not look at
     folder = str(Path(script).parent) if script and not module else None
     assignment = discover(flags=True, argv=as_argv(ctx.params), script_dir=folder)
     if assignment is None:
         raise UsageError("serve needs --job_name, --task_index, --ps_hosts and --worker_hosts, or TF_CONFIG.")
+    check_room(ctx.params, len(assignment.cluster.workers))
     if assignment.task.job == "ps":
         if script:
             typer.echo(f"A ps runs no script: {script} is for the workers.")
         raise typer.Exit(entry.become(assignment, None))
-    if script is None:
+    if given is None:
         raise UsageError(f"{assignment.task} needs a script: add it at the end of the command.")
-    program = entry.Program(script=script, args=tuple(args or ()), is_module=module)
+    entry.check_program(given)
+    raise typer.Exit(entry.become(assignment, given))
+
+
+def join_run(run: str, index: int | None, program: "Program | None") -> int:
+    """Become a further worker of a run that trains; its exit code comes back."""
+    from paceline.launchers import entry, joining
+    from paceline.worker.control import running
+
+    folder = run_folder(run)
+    running(folder)  # refuses one that has ended
+    if program is None:
+        program = joining.program_of(joining.read_config(folder))
     entry.check_program(program)
-    raise typer.Exit(entry.become(assignment, program))
+    return entry.become(joining.join(folder, index), program)
+
+
+def refuse_beside_join(ctx: typer.Context) -> None:
+    """A run has its settings already."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in WITH_JOIN and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--{name} is the run's own with --join; leave it out (--task_index may be given).")
+
+
+def check_room(params: Mapping[str, object], num_workers: int) -> None:
+    """By hand the addresses say how many there are; MAX must agree."""
+    room = o.num_workers(params)
+    if room is not None and room != num_workers:
+        raise UsageError(
+            f"--workers is {params['workers']}, but the cluster has {num_workers} workers; let them agree."
+        )
 
 
 def as_argv(params: Mapping[str, object]) -> list[str]:
@@ -74,4 +138,6 @@ def as_argv(params: Mapping[str, object]) -> list[str]:
     ['--job_name=ps', '--task_index=0']
     """
     flags = {name: value for name, value in params.items() if name not in NOT_FOR_DISCOVERY}
-    return [f"--{name}={value}" for name, value in flags.items() if value is not None and value is not False]
+    flags["started_workers"] = o.started_workers(params)
+    is_given = {name: value is not None and value is not False and value != "" for name, value in flags.items()}
+    return [f"--{name}={value}" for name, value in flags.items() if is_given[name]]

@@ -7,6 +7,8 @@ a bad value is refused only when it is asked for. Must never look at sys.argv it
 import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
@@ -14,6 +16,22 @@ CLUSTER_FLAGS = ("job_name", "task_index", "ps_hosts", "worker_hosts", "chief_ho
 SETTINGS_FLAGS = (
     "mode",
     "replicas_to_aggregate",
+    "extra_tokens",
+    "grace_ms",
+    "staleness",
+    "local_steps",
+    "outer",
+    "outer_lr",
+    "outer_momentum",
+    "staleness_scale",
+    "ema",
+    "wire",
+    "master",
+    "overlap",
+    "ledger",
+    "min_workers",
+    "started_workers",
+    "slow",
     "placement",
     "lane",
     "data",
@@ -27,7 +45,11 @@ SETTINGS_FLAGS = (
 )
 
 _KNOWN = frozenset(CLUSTER_FLAGS + SETTINGS_FLAGS)
-_SWITCHES = frozenset({"log_device_placement"})
+_SWITCHES = frozenset({"log_device_placement", "staleness_scale", "overlap", "ledger"})
+_WHOLES = ("replicas_to_aggregate", "extra_tokens", "staleness", "local_steps", "min_workers", "started_workers",
+           "log_every")  # fmt: skip
+_NUMBERS = ("outer_lr", "outer_momentum", "ema", "lease_s", "wait_s")
+_TEXTS = tuple(n for n in SETTINGS_FLAGS if n not in (*_WHOLES, *_NUMBERS, *_SWITCHES, "secret_file"))
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -86,22 +108,32 @@ def hosts(given: Mapping[str, str], name: str) -> list[str]:
 
 def settings(given: Mapping[str, str], run_id: str) -> Settings:
     """Return the run's settings, with defaults for what was not given; names are checked by validate."""
-    plain = Settings(run_id=run_id)
-    log_every = whole(given, "log_every")
-    return Settings(
-        run_id=run_id,
-        run_dir=text(given, "run_dir"),
-        mode=text(given, "mode") or plain.mode,
-        replicas_to_aggregate=whole(given, "replicas_to_aggregate"),
-        placement=text(given, "placement") or plain.placement,
-        lane=text(given, "lane") or plain.lane,
-        data=text(given, "data") or plain.data,
-        log_every=plain.log_every if log_every is None else log_every,
-        log_device_placement=_truth(given, "log_device_placement", plain.log_device_placement),
-        save_every=text(given, "save_every") or plain.save_every,
-        lease_s=_seconds(given, "lease_s", plain.lease_s),
-        wait_s=_seconds(given, "wait_s", plain.wait_s),
-    )
+    read = {
+        **{name: text(given, name) for name in _TEXTS},
+        **{name: whole(given, name) for name in _WHOLES},
+        **{name: _number(given, name) for name in _NUMBERS},
+        **{name: _truth(given, name) for name in _SWITCHES},
+    }
+    if read["min_workers"] is None:
+        read["min_workers"] = read["started_workers"]
+    return msgspec.convert({"run_id": run_id, **{n: v for n, v in read.items() if v is not None}}, Settings)
+
+
+def worker_range(value: str) -> tuple[int, int]:
+    """How many workers are started, and how many the cluster has room for: `--workers N` or `--workers MIN:MAX`.
+
+    >>> worker_range("3"), worker_range("2:6")
+    ((3, 3), (2, 6))
+    """
+    fewest, colon, most = value.partition(":")
+    if not _WHOLE.fullmatch(fewest) or (colon and not _WHOLE.fullmatch(most)):
+        raise UsageError(f"--workers is {value!r}; use a number such as 2, or a range such as 2:6.")
+    started, room = int(fewest), int(most or fewest)
+    if started < 1:
+        raise UsageError(f"--workers is {value}; a cluster needs at least 1.")
+    if room < started:
+        raise UsageError(f"--workers is {value}; a range goes up, such as {room}:{started}.")
+    return started, room
 
 
 def _flag_name(token: str) -> str:
@@ -115,20 +147,21 @@ def _unquoted(value: str) -> str:
     return value.strip(" \t\r\n'\"")
 
 
-def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
+def _truth(given: Mapping[str, str], name: str) -> bool | None:
     value = text(given, name)
     if value is None:
-        return default
+        return None
     if value.lower() not in _TRUTH:
         raise UsageError(f"--{name} is {value!r}; write --{name}, --{name}=true or --{name}=false.")
     return _TRUTH[value.lower()]
 
 
-def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+def _number(given: Mapping[str, str], name: str) -> float | None:
     value = text(given, name)
     if value is None:
-        return default
+        return None
     try:
         return float(value)
     except ValueError:
-        raise UsageError(f"--{name} is {value!r}; it must be a number of seconds, such as 5.") from None
+        what = "a number of seconds, such as 5" if name.endswith("_s") else "a number, such as 0.9"
+        raise UsageError(f"--{name} is {value!r}; it must be {what}.") from None

@@ -19,6 +19,7 @@ class Phase(Enum):
 
 
 LIVE = {Phase.TRAINING, Phase.PAUSED}
+OVER = {Phase.CLOSED, Phase.LOST, Phase.ABSENT}  # ABSENT: unless it is expected
 
 
 @dataclass(slots=True)
@@ -29,17 +30,18 @@ class Member:
 
 
 class Membership:
-    """The workers of one cluster.
+    """The workers of one cluster. The first `expected` must come before training starts; the others may join later.
 
-    >>> members = Membership(2)
+    >>> members = Membership(3, expected=2)
     >>> members.join(0, incarnation=1, now_s=0.0)
     True
-    >>> sorted(members.training), members.missing
-    ([0], [1])
+    >>> sorted(members.training), members.missing, members.lacks(min_workers=2)
+    ([0], [1], 1)
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, expected: int | None = None) -> None:
         self._members = [Member() for _ in range(num_workers)]
+        self.expected = num_workers if expected is None else expected
         self.training: frozenset[int] = frozenset()
 
     def __getitem__(self, worker: int) -> Member:
@@ -102,8 +104,8 @@ class Membership:
 
     @property
     def missing(self) -> list[int]:
-        """Workers that have not joined yet and may still come."""
-        return [w for w, m in enumerate(self._members) if m.phase is Phase.ABSENT]
+        """Workers that have not joined yet and without which training does not start; never an optional one."""
+        return [w for w, m in enumerate(self._members[: self.expected]) if m.phase is Phase.ABSENT]
 
     @property
     def live(self) -> list[int]:
@@ -115,8 +117,13 @@ class Membership:
 
     @property
     def is_over(self) -> bool:
-        """Every worker of the cluster has closed or is lost."""
-        return all(m.phase in (Phase.CLOSED, Phase.LOST) for m in self._members)
+        """Every worker of the cluster has closed or is lost; an optional one that never came needs no end."""
+        return not self.missing and all(m.phase in OVER for m in self._members)
+
+    def lacks(self, min_workers: int) -> int:
+        """How many more are needed before training goes on; one that has done its share is none to wait for."""
+        there = sum(m.phase in LIVE or m.phase is Phase.CLOSED for m in self._members)
+        return max(0, min_workers - there)
 
     def _set(self, worker: int, phase: Phase) -> None:
         self._members[worker].phase = phase

@@ -25,7 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     local_steps: int | None = None
     outer: str | None = None  # sync or async
     outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_momentum: float | None = None  # None: 0.9, and 0 with outer async, where momentum is made of old deltas
     staleness_scale: bool = False
     ema: float | None = None  # decay of the averaged parameters that the ps keep
     wire: str = "float32"  # gradients travel in this, if it is narrower than their own
@@ -43,6 +43,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     save_every: str = "10m"  # "none" also leaves out the final checkpoint
     lease_s: float = 5.0
     wait_s: float = 300.0  # how long a task waits for the others before it gives up
+
+    @property
+    def outer_nesterov(self) -> float:
+        """The outer momentum that holds."""
+        if self.outer_momentum is not None:
+            return self.outer_momentum
+        return 0.0 if self.outer == "async" else 0.9
 
     @property
     def mode_spec(self) -> ModeSpec:

@@ -7,15 +7,19 @@ Must never correct a value: it says what would be right.
 import math
 from collections.abc import Collection
 
+from paceline.cluster import slow
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
-from paceline.modes import MODES
+from paceline.modes import spec
 from paceline.params.placement import PLACEMENTS
 from paceline.transport import LANES
 
 DATA = ("shard", "full")
+WIRE = ("float32", "bfloat16", "float16")
+MASTER = ("float32", "model")
+PLAIN = Settings(run_id="")
 
 
 def check(settings: Settings, cluster: ClusterSpec) -> None:
@@ -24,11 +28,15 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     >>> check(Settings(run_id="r"), ClusterSpec({"ps": ["a:1"], "worker": ["a:2"]}))
     """
     _check_jobs(cluster)
-    _one_of("mode", settings.mode, MODES)
+    _one_of("mode", settings.mode, spec.NAMES)
     _one_of("placement", settings.placement, PLACEMENTS)
     _one_of("lane", settings.lane, ["auto", *LANES])
     _one_of("data", settings.data, DATA)
-    _check_replicas(settings, len(cluster.workers))
+    _one_of("wire", settings.wire, WIRE)
+    _one_of("master", settings.master, MASTER)
+    _check_mode(settings, len(cluster.workers))
+    _check_counts(settings, len(cluster.workers))
+    _check_slow(settings.slow, cluster)
     check_save_every(settings.save_every)
     _positive("lease_s", settings.lease_s)
     _positive("wait_s", settings.wait_s)
@@ -52,14 +60,52 @@ def _one_of(flag: str, value: str, valid: Collection[str]) -> None:
         raise UsageError(f"Unknown {flag} {value!r}; {hint(value, valid)}.")
 
 
-def _check_replicas(settings: Settings, num_workers: int) -> None:
-    count = settings.replicas_to_aggregate
-    if count is None:
-        return
-    if settings.mode != "sync":
-        raise UsageError(f"--replicas_to_aggregate only makes sense with --mode sync, and the mode is {settings.mode}.")
-    if not 1 <= count <= num_workers:
-        raise UsageError(f"--replicas_to_aggregate is {count}; it must be between 1 and the {num_workers} workers.")
+def _check_mode(settings: Settings, num_workers: int) -> None:
+    """The mode's numbers, and that no number of another mode was given."""
+    for mode, given in (
+        ("bounded", {"staleness": settings.staleness is not None}),
+        (
+            "local",
+            {
+                "local-steps": settings.local_steps is not None,
+                "outer": settings.outer is not None,
+                "outer-lr": settings.outer_lr != PLAIN.outer_lr,
+                "outer-momentum": settings.outer_momentum is not None,
+            },
+        ),
+    ):
+        for flag, is_given in given.items():
+            if is_given and settings.mode != mode:
+                raise UsageError(
+                    f"--{flag} only makes sense with --mode {mode}, and the mode is {settings.mode}; leave one out."
+                )
+    spec.check(settings.mode_spec, num_workers)
+    if not (math.isfinite(settings.outer_lr) and settings.outer_lr > 0):
+        raise UsageError(f"--outer-lr is {settings.outer_lr}; it must be a number above 0, such as 0.7.")
+    if not 0 <= settings.outer_nesterov < 1:
+        raise UsageError(f"--outer-momentum is {settings.outer_momentum}; it must be 0 or more, and below 1.")
+    if settings.ema is not None and not 0 < settings.ema < 1:
+        raise UsageError(f"--ema is {settings.ema}; the decay must lie between 0 and 1, such as 0.999.")
+    if settings.overlap and settings.mode == "local":
+        raise UsageError("--overlap sends gradients while backward runs, and --mode local pushes none; leave one out.")
+
+
+def _check_counts(settings: Settings, num_workers: int) -> None:
+    """How many workers must be there, of those that the cluster has."""
+    started = settings.started_workers
+    if started is not None and not 1 <= started <= num_workers:
+        raise UsageError(f"--started-workers is {started}; it must be between 1 and the {num_workers} workers.")
+    if not 1 <= settings.min_workers <= num_workers:
+        raise UsageError(
+            f"--min-workers is {settings.min_workers}; it must be between 1 and the {num_workers} workers."
+        )
+
+
+def _check_slow(text: str, cluster: ClusterSpec) -> None:
+    for task in slow.parse(text):
+        if task not in cluster.workers:
+            names = ", ".join(str(worker) for worker in cluster.workers)
+            raise UsageError(f"--slow names {task}, which is no worker of this cluster; its workers are {names}.")
 
 
 def check_save_every(text: str) -> None:

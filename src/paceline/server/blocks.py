@@ -27,6 +27,13 @@ SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in
 State = dict[str, torch.Tensor]
 
 
+class Memories(NamedTuple):
+    """What workers read, and wider copies of what is kept wider here; both may be the same."""
+
+    model: memoryview
+    masters: memoryview
+
+
 class Run(NamedTuple):
     """Neighbouring pieces of one group; `start` and `numel` count elements of the block, padding between them too."""
 
@@ -43,14 +50,17 @@ class Block:
     """
 
     def __init__(
-        self, layout: Layout, pieces: Sequence[Piece], memory: memoryview, master: Recast, optimizer: OptimizerSpec
+        self, layout: Layout, pieces: Sequence[Piece], memories: Memories, master: Recast, optimizer: OptimizerSpec
     ) -> None:
         self.model_dtype = layout.trained[pieces[0].tensor].dtype
         self.model_offset = pieces[0].offset
         self.dtype = master.dtype(self.model_dtype)
         self.numel = self._element(pieces[-1]) + pieces[-1].numel
         self._layout = layout
-        self.vector = flat(memory, self.dtype, master.offset(self.model_offset), self.numel)
+        if self.dtype == self.model_dtype:
+            self.vector = flat(memories.model, self.dtype, self.model_offset, self.numel)
+        else:
+            self.vector = flat(memories.masters, self.dtype, master.offset(self.model_offset), self.numel)
         is_merged = self.dtype in SAME_ANYWHERE and _is_plain_loop(optimizer)
         self._use(self._merged(pieces) if is_merged else self._apart(pieces), optimizer)
 
@@ -119,7 +129,7 @@ class Block:
 
 
 def cut(
-    layout: Layout, pieces: Sequence[Piece], memory: memoryview, master: Recast, optimizer: OptimizerSpec
+    layout: Layout, pieces: Sequence[Piece], memories: Memories, master: Recast, optimizer: OptimizerSpec
 ) -> list[Block]:
     """The blocks of a shard: long pieces cut at 2^18 elements, short neighbours of one dtype together."""
     found: list[list[Piece]] = []
@@ -135,7 +145,7 @@ def cut(
                 found[-1].append(piece)
             else:
                 found.append([piece])
-    return [Block(layout, each, memory, master, optimizer) for each in found]
+    return [Block(layout, each, memories, master, optimizer) for each in found]
 
 
 def raw_step(name: str) -> Callable[[torch.optim.Optimizer], object]:

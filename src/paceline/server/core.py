@@ -162,9 +162,14 @@ class Core:
                 self.tell(peer, Ticket(is_granted, is_spent, version, self.dial))
 
     def release_barrier(self) -> None:
-        """Let everybody out when every live worker is in, or waits for a ticket that somebody inside may hold."""
+        """Let everybody out when every live worker is in, or waits for a ticket that somebody inside may hold (or,
+        in bounded mode, for one who waits for that ticket)."""
+        if not self.in_barrier:
+            return
         waiting = {key[0] for key in (*self.in_barrier, *self.ticket_waiters)}
-        if not self.in_barrier or not waiting >= set(self.members.live):
+        if self.ticket_waiters:
+            waiting |= {key[0] for key in self.state.waiting}
+        if not waiting >= set(self.members.live):
             return
         for key, peer in self.in_barrier.items():
             self.resume(key[0])
@@ -172,9 +177,10 @@ class Core:
         self.in_barrier.clear()
 
     def resume(self, worker: int) -> None:
-        """It trains again."""
-        self.members.resume(worker)
-        self.state.entered(worker)
+        """It trains again, if it did not."""
+        if worker not in self.members.training:
+            self.members.resume(worker)
+            self.state.entered(worker)
 
     def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
         """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""
@@ -203,7 +209,7 @@ class Core:
         state = self.state
         if self.wanted is None or state.rounds.votes or state.waiting:
             return
-        still = {key[0] for key in (*self.standing, *self.in_barrier, *self.ticket_waiters)}
+        still = {key[0] for key in (*self.standing, *self.in_barrier, *self.ticket_waiters, *self.starters)}
         if not self.members.training <= still:
             return
         now_s = time.monotonic()

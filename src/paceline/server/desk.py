@@ -71,6 +71,7 @@ class Desk:
                 slot = core.slots[key] = core.shard.new_slot()
             slot.options, slot.weight = join.optimizer.groups, 0.0
             peer.slot = slot
+            answers += self._changed()  # enough workers may be there now
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
             reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
@@ -126,8 +127,9 @@ class Desk:
             self._worker(peer)
             assert peer.key is not None
             core.starters[peer.key] = peer
-            self.release_starters()
-        return []
+            if core.wanted is not None:
+                core.state.ready.add(peer.key)  # it has no step to finish: nobody waits for it
+            return self._changed()
 
     def release_starters(self) -> None:
         """Let everybody go once the chief has initialised all shards and nobody is missing. Wants the lock."""
@@ -369,8 +371,8 @@ class Desk:
         core = self.core
         answers: Answers = []
         with core.lock:
-            if core.members.knows(message.worker):
-                member = core.members[message.worker]
+            member = core.members[message.worker] if core.members.knows(message.worker) else None
+            if member is not None and member.incarnation <= (message.incarnation or member.incarnation):
                 if member.phase in (Phase.TRAINING, Phase.PAUSED):
                     answers = core.drop((message.worker, member.incarnation))
                 core.members.lose(message.worker)

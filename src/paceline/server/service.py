@@ -221,6 +221,7 @@ class Service:
             if core.budget is not None:
                 core.budget.give_back(key[0])
                 core.release_tickets()
+                core.release_barrier()
         self._answer(answers, peer)
         if not peer.channel.shares_memory and not any(p is peer for p, _ in answers):
             self._await_round(peer)

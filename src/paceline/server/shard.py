@@ -16,8 +16,8 @@ from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
-from paceline.server.blocks import cut, raw_step
-from paceline.server.vectors import Scratch, Slot, Vector
+from paceline.server.blocks import Memories, cut, raw_step
+from paceline.server.vectors import Scratch, Slot, Vector, forget_if_unknown
 from paceline.views import NAMES, as_bytes, flat
 from paceline.wire.messages import MASTER, OptimizerSpec, Options, SlotEntry
 from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES
@@ -29,8 +29,8 @@ MIN_BLOCKS = 4  # fewer are done before other threads have woken up
 class Shard:
     """The slices that one ps owns (there may be none), with their optimizer state.
 
-    `memory` is what workers read, in the model's dtypes. `masters` are what updates change: the same memory, unless
-    half-precision parameters are kept wider here.
+    `memory` is what workers read, in the model's dtypes. Updates change the same memory, unless half-precision
+    parameters are kept wider here: then their masters, which are copied there.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Shard:
         self._wire = Recast(layout, self.pieces, self.size_bytes, wire_casts(wire))
         self._master = Recast(layout, self.pieces, self.size_bytes, master_casts(master))
         masters = self.memory if self._master.is_same else Arena.private(self._master.size_bytes).memory
-        self.blocks = cut(layout, self.pieces, masters, self._master, optimizer)
+        self.blocks = cut(layout, self.pieces, Memories(self.memory, masters), self._master, optimizer)
         self._seen = [flat(self.memory, b.model_dtype, b.model_offset, b.numel) for b in self.blocks]
         self._decay = ema
         self._shadows = [torch.zeros_like(b.vector) for b in self.blocks] if ema is not None else []
@@ -93,6 +93,8 @@ class Shard:
             has_gaps = has_gaps or bool(slot.mask) or (has_sum and bool(slot.sum and slot.sum.mask))
         if has_gaps:
             self._split_where_torn(vectors)
+        if len(vectors) > 1:
+            forget_if_unknown(vectors)
         self._sequence[0] += 1
         try:
             if divisor > 1:
@@ -243,7 +245,9 @@ class Shard:
                 master = state.pop(MASTER, None)
                 if master is not None and block.dtype != block.model_dtype:
                     block.vector[run.start : run.start + run.numel].copy_(master)
-                block.load(piece, state)
+                # torch has cast what it loaded to the model's dtype; here it is kept in the masters'.
+                dtype = block.vector.dtype
+                block.load(piece, {n: v if v.dim() == 0 else v.to(dtype) for n, v in state.items()})
 
 
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:

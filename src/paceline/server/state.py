@@ -113,7 +113,7 @@ class ShardState:
     waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     rounds: Rounds = field(default_factory=Rounds)
     round_s: float = 0.0  # how long a round takes until it is due
-    closed_s: float = 0.0
+    closed_s: float | None = None  # when the last round of this mode closed
     due_s: float | None = None  # since when the open round is due
 
     # --- a gradient -------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class ShardState:
 
     def _may_add(self, ballot: Ballot) -> bool:
         """Whether this worker goes on at once, into the same round. Not if its vote closes the round."""
-        if self.is_switching or self.lacks or self.due_s is not None:
+        if self.is_switching or self.due_s is not None:
             return False
         return self.mode.may_read(ballot.given) and not self.mode.is_due(self.rounds.given, self.members.training)
 
@@ -257,8 +257,9 @@ class ShardState:
             return []
         if self.due_s is None:
             self.due_s = now_s
-            took_s = now_s - self.closed_s
-            self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
+            if self.closed_s is not None:
+                took_s = now_s - self.closed_s
+                self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
             grace_s = self._grace_s()
             if grace_s > 0:
                 return [Wake(grace_s)]
@@ -267,17 +268,22 @@ class ShardState:
         return self._close(now_s)
 
     def _waits_for_none(self) -> bool:
-        """While the mode changes: whether everybody who has not stood still yet is in."""
-        if not self.is_switching:
-            return False
-        return self.members.training - {k[0] for k in self.ready} <= self.rounds.given.keys()
+        """Whether nobody can put more into the round, though the mode would take it: all wait, or (while the mode
+        changes) everybody who has not stood still yet is in."""
+        if self.is_switching:
+            return self.members.training - {k[0] for k in self.ready} <= self.rounds.given.keys()
+        return self.mode.adds_up and not self._may_grow()
+
+    def _may_grow(self) -> bool:
+        """Whether anybody who trains can add to the round. Who waits for it cannot: a successor, say, of one that
+        voted in it."""
+        given, waiting = self.rounds.given, {k[0] for k in self.waiting}
+        return any(w not in waiting and self.mode.may_read(given.get(w, 0)) for w in self.members.training)
 
     def _grace_s(self) -> float:
         """How long a round that is due waits for those who could still add to it."""
-        given, mode = self.rounds.given, self.mode
-        if self.is_switching or not any(mode.may_read(given.get(w, 0)) for w in self.members.training):
-            return 0.0
-        return mode.grace_s(self.round_s)
+        grace_s = self.mode.grace_s(self.round_s)
+        return grace_s if grace_s > 0 and not self.is_switching and self._may_grow() else 0.0
 
     def _close(self, now_s: float) -> list[Action]:
         self.due_s, self.closed_s = None, now_s
@@ -417,6 +423,6 @@ class ShardState:
         return self._take_mode(mode, epoch)
 
     def _take_mode(self, mode: Mode, epoch: int) -> list[Action]:
-        self.mode, self.epoch = mode, epoch
+        self.mode, self.epoch, self.closed_s = mode, epoch, None
         self.clocks.clear()
         return self._drop_staged(self.version)

@@ -36,6 +36,13 @@ class Vector:
     def total_weight(self) -> float:
         return self.weight if self.is_weighted else self.weight * self.count
 
+    def forget_weights(self) -> None:
+        """Of a sum that is added to something of unknown weight: its mean counts as so many gradients."""
+        if self.is_weighted:
+            for vector in self.flats:
+                vector.mul_(self.count / self.weight)
+        self.weight, self.is_weighted = 0.0, False
+
 
 class Slot(Vector):
     """One worker's gradient as it lies in shared memory. It also takes the parameters, when those must be copied."""
@@ -75,7 +82,9 @@ class Slot(Vector):
         self._add_to(total)
 
     def _add_to(self, total: Vector) -> None:
-        if total.is_weighted or total.weight != self.weight:
+        if self.weight == 0 or total.weight == 0:
+            total.forget_weights()
+        if total.weight and (total.is_weighted or total.weight != self.weight):
             if not total.is_weighted:
                 for into in total.flats:
                     into.mul_(total.weight)
@@ -164,12 +173,17 @@ def _mean(
 def are_alike(vectors: Sequence[Vector]) -> bool:
     """Whether every gradient weighs the same, or somebody did not say."""
     first = vectors[0].weight
-    for vector in vectors:
-        if vector.weight == 0:
-            return True
-        if vector.is_weighted or vector.weight != first:
-            return False
-    return True
+    if all(v.weight == first and not v.is_weighted for v in vectors):
+        return True
+    return any(v.weight == 0 for v in vectors)
+
+
+def forget_if_unknown(vectors: Sequence[Vector]) -> None:
+    """If somebody did not say its weight, sums that were weighted already become plain ones."""
+    if any(v.is_weighted for v in vectors) and any(v.weight == 0 for v in vectors):
+        for vector in vectors:
+            if vector.is_weighted:
+                vector.forget_weights()
 
 
 def _divide(total: torch.Tensor, count: int) -> None:

@@ -248,9 +248,10 @@ class Closed(Message, frozen=True):
 
 
 class Lost(Message, frozen=True):
-    """From whoever starts tasks: this worker will not come back."""
+    """From whoever starts tasks: this worker will not come back; one that has taken its place since, stays."""
 
     worker: int
+    incarnation: int | None = None
 
 
 class Done(Message, frozen=True):

@@ -40,6 +40,8 @@ class Context:
         self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
         self._is_closed = False
         self._samples = 0
+        self._weight: float | None = None
+        self.training_loader: Any = None  # whose batches are the samples of a push
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
         self._is_assigning = False
@@ -140,6 +142,7 @@ class Context:
     def begin(self, trainee: Any, batch_size: int) -> None:
         """Called by prepare when the cluster has started."""
         self._trainee = trainee
+        trainee.own_weight = self._weight
         self._samples = batch_size
         settings = self._require_cluster().settings
         if settings.log_device_placement and self.is_chief:
@@ -254,13 +257,15 @@ class Context:
         A round's mean is weighted by it."""
         if not (math.isfinite(samples) and samples > 0):
             raise UsageError(f"weight({samples}): a push holds a number of samples above 0")
+        self._weight = float(samples)
         if self._trainee is not None:
-            self._trainee.own_weight = float(samples)
+            self._trainee.own_weight = self._weight
 
-    def saw_samples(self, count: int) -> None:
-        """Called by the prepared loader with every batch that it gives."""
-        if self._trainee is not None:
-            self._trainee.seen_samples += count
+    def saw_samples(self, loader: Any, count: int | None) -> None:
+        """Called by a prepared loader with every batch that it gives; None: with the start of an epoch, to which
+        what was taken before and not pushed does not belong (a batch that was only looked at, say)."""
+        if self._trainee is not None and loader is self.training_loader:
+            self._trainee.seen_samples = 0 if count is None else self._trainee.seen_samples + count
 
     def switch_mode(self, name: str, **numbers: Any) -> None:
         """Ask for another mode; it holds once every worker has finished a step. `numbers` are run's flags by their

@@ -3,7 +3,7 @@
 Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -153,25 +153,29 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
 
 
 def note_epochs(
-    loader: DataLoader[Any], on_epoch: Callable[[], None], on_batch: Callable[[int], None] | None = None
+    loader: DataLoader[Any], on_epoch: Callable[[], None], on_batch: Callable[[int | None], None] | None = None
 ) -> DataLoader[Any]:
-    """Tell when an epoch starts and how many samples each batch has, without changing what the loader gives: its class
-    becomes a subclass of its own."""
+    """Tell when an epoch starts and how many samples each batch has (None: an epoch starts), without changing what the
+    loader gives: its class becomes a subclass of its own."""
     base = type(loader)
 
     def iterate(self: DataLoader[Any]) -> Any:
         on_epoch()
         batches = base.__iter__(self)
-        return batches if on_batch is None else _Counted(batches, on_batch)
+        if on_batch is None:
+            return batches
+        if torch.is_grad_enabled():
+            on_batch(None)
+        return _Counted(batches, on_batch)
 
     loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
     return loader
 
 
 class _Counted:
-    """A loader's own iterator, whose batches are counted as they are taken."""
+    """A loader's own iterator, whose batches are counted as they are taken; not those of an evaluation."""
 
-    def __init__(self, batches: Any, on_batch: Callable[[int], None]) -> None:
+    def __init__(self, batches: Any, on_batch: Callable[[int | None], None]) -> None:
         self._batches = batches
         self._on_batch = on_batch
 
@@ -180,7 +184,8 @@ class _Counted:
 
     def __next__(self) -> Any:
         batch = next(self._batches)
-        self._on_batch(samples_in(batch))
+        if torch.is_grad_enabled():
+            self._on_batch(samples_in(batch))
         return batch
 
     def __len__(self) -> int:
@@ -198,7 +203,7 @@ def samples_in(batch: Any) -> int:
     """
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 0
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
         return next((count for part in batch if (count := samples_in(part))), 0)

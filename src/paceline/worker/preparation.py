@@ -52,7 +52,8 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
         raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
     else:
         seed = ctx.seed
-    result = [_loader(ctx, o, seed, shard, o is loaders[0]) if isinstance(o, DataLoader) else o for o in objects]
+    trains = loaders[0] if loaders and (models or ctx.training_loader is None) else None
+    result = [_loader(ctx, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
     return result[0] if len(result) == 1 else tuple(result)
 
 
@@ -116,16 +117,16 @@ def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer)
     assert ctx.assignment is not None
     settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
     if settings.mode == "local":
-        outer = settings.outer_lr, settings.outer_momentum
+        outer = settings.outer_lr, settings.outer_nesterov
         return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
     return Trainee(model, optimizer, num_ps, settings.placement)
 
 
 def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
     lanes = ", ".join(sorted({link.channel.lane for link in client.links}))
-    batch = (
-        f"batch {batch_size} a worker, {batch_size * ctx.num_workers} together" if batch_size else "batches of your own"
-    )
+    batch = f"batch {batch_size} a worker" if batch_size else "batches of your own"
+    if batch_size and not ctx.is_elastic:
+        batch += f", {batch_size * ctx.num_workers} together"
     return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
 
 
@@ -135,11 +136,14 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
         trainee.assign_parameters()
 
 
-def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, is_first: bool) -> DataLoader[Any]:
+def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
     assert ctx.assignment is not None
     data = ctx.assignment.settings.data if shard else "full"
     shared = share(loader, ctx.worker_index, ctx.num_workers, seed, data, ctx.say, ctx.place)
-    return note_epochs(shared, ctx.clock.epoch, ctx.saw_samples if is_first else None)
+    if not trains:
+        return note_epochs(shared, ctx.clock.epoch)
+    ctx.training_loader = shared
+    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count))
 
 
 class _Remote:

@@ -60,6 +60,7 @@ class Trainee:
         self.is_lazy = False
         self._hook_fired = False
         self._holds_averages = False
+        self._refreshes_later = False
         self.slowness: Slowness | None = None
         self.steps = 0
         self.pushes = 0
@@ -213,8 +214,14 @@ class Trainee:
             self.discarded += 1
 
     def refresh(self) -> None:
-        """The newest parameters, now."""
+        """The newest parameters, now; while the model holds averages: when it holds its own again."""
         self.settle()
+        if self._holds_averages:
+            self._refreshes_later = True
+        else:
+            self._bring_newest()
+
+    def _bring_newest(self) -> None:
         self.client.pull()
         self.mirror()
 
@@ -327,10 +334,13 @@ class Trainee:
         for link, block in zip(self.client.links, blocks, strict=True):
             link.into[:] = block
         self.mirror()
-        self._holds_averages = True
+        did_hold, self._holds_averages = self._holds_averages, True
         try:
             yield
         finally:
-            self._holds_averages = False
+            self._holds_averages = did_hold
             memory[:] = own
             self.mirror()
+            if self._refreshes_later and not did_hold:
+                self._refreshes_later = False
+                self._bring_newest()

@@ -47,6 +47,7 @@ class Outgoing:
                 self._view(slot, pieces, recast)
         self._is_cast = not all(recast.is_same for recast in self.recasts)
         self.direct = [s for s, pieces in enumerate(plan.shards) if pieces and self.slots[s] is None]
+        self._sent_as_is = sorted({piece.tensor for s in self.direct for piece in plan.shards[s]})
         self._payloads: list[Sequence[Buffer]] = [
             () if link.shares_memory or slot is None else (slot,) for link, slot in zip(links, self.slots, strict=True)
         ]
@@ -79,7 +80,9 @@ class Outgoing:
         payloads = list(self._payloads)
         for shard in self.direct if not sent else ():
             payloads[shard] = self._buffers(shard, gradients)
-        return payloads, self._looks_finite([g for g in gradients if g is not None])
+        return payloads, self._looks_finite(
+            [*self._sums, *(g for i in self._sent_as_is if (g := gradients[i]) is not None)]
+        )
 
     def _looks_finite(self, vectors: Sequence[torch.Tensor]) -> bool:
         """One sum finds a NaN or an infinity for a thirtieth of the price of isfinite."""

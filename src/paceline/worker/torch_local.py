@@ -1,8 +1,9 @@
 """HOW does a worker train on its own for a while? Mode local: H steps of its own optimizer, then one exchange.
 
 Used by worker/preparation instead of Trainee. The optimizer stays the user's own object, whichever it is; its class
-becomes a subclass whose step does what an exchange needs around its own. What is pushed as a gradient is the delta: where the last exchange left the
-parameters, less where they are now. The ps applies it with an outer SGD (server/shard knows nothing of all this).
+becomes a subclass whose step does what an exchange needs around its own. What is pushed as a gradient is the delta:
+where the last exchange left the parameters, less where they are now. The ps applies it with an outer SGD (server/shard
+knows nothing of all this).
 """
 
 import functools
@@ -107,11 +108,10 @@ class LocalTrainee(Trainee):
             self.optimizer.state.clear()  # what it remembers is not finite either
         return is_finite
 
-    def refresh(self) -> None:
+    def _bring_newest(self) -> None:
         """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
-        self.settle()
         if self._since_exchange == 0:
-            super().refresh()
+            super()._bring_newest()
             self._start_here()
 
 

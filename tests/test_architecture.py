@@ -17,9 +17,9 @@ ARROWS: dict[str, set[str]] = {
     "params": {"errors"},
     "views": {"params"},
     "modes": {"errors"},
-    "wire": {"errors", "params"},
+    "wire": {"errors", "modes", "params"},
     "transport": {"errors", "params", "wire"},
-    "telemetry": {"errors", "cluster"},
+    "telemetry": {"errors", "cluster", "modes"},
     "checkpoint": {"errors", "params"},
     "server": {"errors", "cluster", "params", "views", "modes", "wire", "transport", "telemetry"},
     "worker": {
@@ -49,7 +49,14 @@ PURE = [
     "server/state.py",
     "server/rounds.py",
     "server/budget.py",
+    "telemetry/staleness.py",
     "lab/tables.py",
+    "lab/cells.py",
+    "lab/curves.py",
+    "lab/sizes.py",
+    "lab/overhead.py",
+    "lab/modes.py",
+    "lab/apply.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -57,7 +64,8 @@ IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "r
 DOORS: dict[str, tuple[str, ...]] = {
     "socket": ("transport/", "launchers/ports.py", "launchers/task.py", "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
-    "torch": ("server/shard.py", "server/blocks.py", "worker/torch", "worker/preparation.py", "worker/data.py",
+    "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "worker/torch", "worker/preparation.py",
+              "worker/data.py",
               "worker/context.py", "worker/evaluator.py",
               "views.py", "models/", "lab/", "launchers/demos/"),
     "ctypes": ("launchers/entry.py",),
@@ -144,7 +152,14 @@ def test_one_door_per_hazard(path: Path) -> None:
 
 
 def test_framework_free_files_stay_so() -> None:
-    for name in ("worker/client.py", "worker/link.py", "worker/slots.py", "worker/kv.py", "worker/saving.py"):
+    for name in (
+        "worker/client.py",
+        "worker/link.py",
+        "worker/slots.py",
+        "worker/kv.py",
+        "worker/saving.py",
+        "worker/control.py",
+    ):
         assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name
 
 

@@ -1,4 +1,4 @@
-"""DOES the lab measure what it says? Order, ratios, quartiles, verdicts, table; then small runs with real processes."""
+"""DOES the lab measure what it says? Order, ratios, quartiles, verdicts, table; then real processes side by side."""
 
 import doctest
 import json
@@ -15,10 +15,10 @@ import pytest
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_TRAINING, UsageError
 from paceline.lab import MATRICES, overhead, starting, tables
-from paceline.lab.processes import Failed, Group, Process
+from paceline.lab.processes import Failed, Group, Process, Times
 from paceline.lab.progress import Progress
 from paceline.lab.result import ResultFile, provenance
-from paceline.lab.run import Measuring, Request, main
+from paceline.lab.run import Request, main, measure
 from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Row, Scenario, Segment, only, pairs, plan, seconds_left
 from paceline.lab.starting import find_peer
 
@@ -26,7 +26,7 @@ ROWS = overhead.matrix().rows
 LAB = [sys.executable, "-m", "paceline", "lab", "run", "overhead"]
 
 
-@pytest.mark.parametrize("name", ["scenario", "tables", "starting", "progress"])
+@pytest.mark.parametrize("name", ["scenario", "tables", "starting", "progress", "cells", "curves", "sizes"])
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 
@@ -164,7 +164,7 @@ def test_the_table_says_what_failed_and_why() -> None:
 
 
 def test_the_plain_table_is_aligned() -> None:
-    lines = tables.plain(tables.cells(ROWS, [None] * len(ROWS), {})).splitlines()
+    lines = tables.plain(tables.COLUMNS, tables.cells(ROWS, [None] * len(ROWS), {})).splitlines()
     assert len(lines) == 1 + len(ROWS)
     assert lines[0].split() == ["configuration", "step", "µs", "beside", "µs", *tables.COLUMNS[3:]]
     assert len({line.index(last) for line, last in zip(lines[1:], ["not measured"] * 10, strict=True)}) == 1
@@ -174,27 +174,29 @@ def test_the_plain_table_is_aligned() -> None:
 
 
 def test_an_unknown_matrix_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no matrix 'overheads'; did you mean 'overhead'\? \(valid: overhead\)"):
-        main(Request(matrix="overheads", amounts=Amounts(), out=str(tmp_path / "x")))
-    assert list(MATRICES) == ["overhead"]
+    known = r"\(valid: overhead, modes, apply\)"
+    with pytest.raises(UsageError, match=rf"no matrix 'overheads'; did you mean 'overhead'\? {known}"):
+        main(Request(matrix="overheads", out=str(tmp_path / "x")))
+    assert list(MATRICES) == ["overhead", "modes", "apply"]
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("amounts", [Amounts(reps=0), Amounts(steps=0)])
-def test_nothing_to_measure_is_refused(amounts: Amounts) -> None:
+@pytest.mark.parametrize("amounts", [{"reps": 0}, {"steps": 0}])
+def test_nothing_to_measure_is_refused(amounts: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        main(Request(matrix="overhead", amounts=amounts))
+        main(Request(matrix="overhead", **amounts))
 
 
-def test_only_with_a_text_that_no_row_has_is_refused() -> None:
-    with pytest.raises(UsageError, match="the rows are: A/A"):
-        main(Request(matrix="overhead", amounts=Amounts(), only="nobody"))
+@pytest.mark.parametrize(("matrix", "first"), [("overhead", "A/A"), ("modes", "async, 1 worker"), ("apply", "update")])
+def test_only_with_a_text_that_no_line_has_is_refused(matrix: str, first: str) -> None:
+    with pytest.raises(UsageError, match=f"'nobody' in its title; there is: {first}"):
+        main(Request(matrix=matrix, only="nobody"))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="No results can be written"):
-        main(Request(matrix="overhead", amounts=Amounts(), out=str(tmp_path / "file")))
+        main(Request(matrix="overhead", out=str(tmp_path / "file")))
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -207,9 +209,10 @@ def group() -> Iterator[Group]:
     made.kill()
 
 
-def add(group: Group, tmp_path: Path, code: str) -> Process:
+def add(group: Group, tmp_path: Path, code: str, runs_along: bool = False) -> Process:
     log = tmp_path / f"{len(group.processes)}.log"
-    process = Process(f"p{len(group.processes)}", [sys.executable, "-c", code], {}, log, speaks=True)
+    command = [sys.executable, "-c", code]
+    process = Process(f"p{len(group.processes)}", command, {}, log, speaks=True, runs_along=runs_along)
     group.processes.append(process)
     return process
 
@@ -243,8 +246,26 @@ def test_all_run_at_once_and_end_with_their_stdin(group: Group, tmp_path: Path) 
     add(group, tmp_path, code)
     add(group, tmp_path, code)
     group.await_ready(soon())
-    assert group.run(1, 20, limit_s=20.0) == [5.0, 5.0]
+    assert group.run(1, 20, limit_s=20.0) == Times(us=[5.0, 5.0])
     assert group.end(within_s=20.0) == []
+
+
+def test_one_that_runs_along_is_stopped_when_the_others_are_done(group: Group, tmp_path: Path) -> None:
+    """The real other side of the protocol, with steps that only count."""
+    code = (
+        "from paceline.lab.orders import Orders; orders = Orders(); done = []\n"
+        "def steps(count): done.extend(range(count)); print('steps', len(done), flush=True)\n"
+        "orders."
+    )
+    add(group, tmp_path, code + "obey(steps)")
+    add(group, tmp_path, code + "run_along(steps)", runs_along=True)
+    group.await_ready(soon())
+    for _ in range(3):
+        times = group.run(2, 3, limit_s=20.0)
+        assert len(times.us) == len(times.along_us) == 1 and times.us[0] > 0 and times.along_us[0] > 0
+    assert group.end(within_s=20.0) == []
+    assert group.processes[0].log.read_text().split()[-1] == "15"
+    assert int(group.processes[1].log.read_text().split()[-1]) >= 3
 
 
 def test_the_peer_is_found_in_the_clone_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,12 +289,12 @@ def test_a_failing_scenario_does_not_stop_the_rest(tmp_path: Path, capsys: pytes
         Scenario(name="peer", kind=Kind.PEER, what="nobody"),
     )
     rows = tuple(Row(title=each.name, scenario=each.name, beside="copy") for each in scenarios[1:])
-    matrix = Matrix(name="small", scenarios=scenarios, rows=rows)
     amounts = Amounts(reps=2, steps=1, carrier_bytes=64_000)
+    matrix = Matrix(name="small", scenarios=scenarios, rows=rows, amounts=amounts)
     results = ResultFile(tmp_path, "now")
     results.begin(provenance("small", amounts, 0.0))
     try:
-        assert Measuring(matrix, amounts, results, Progress()).run(tmp_path / "now") == EXIT_TRAINING
+        assert measure(matrix, tmp_path / "now", results, Progress()) == EXIT_TRAINING
     finally:
         results.close()
     printed = capsys.readouterr().out

@@ -1,8 +1,12 @@
-"""WHAT is measured? Scenarios, run side by side; a new matrix is one file and one line here."""
+"""WHAT is measured? Scenarios side by side, and whole runs; a new matrix is one file and one line here."""
 
 from collections.abc import Callable
 
-from paceline.lab import overhead
+from paceline.lab import apply, modes, overhead
 from paceline.lab.scenario import Matrix
 
-MATRICES: dict[str, Callable[[], Matrix]] = {"overhead": overhead.matrix}
+MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
+    "overhead": overhead.matrix,
+    "modes": modes.matrix,
+    "apply": apply.matrix,
+}

@@ -112,7 +112,7 @@ def through_ps(orders: Orders, size_bytes: int) -> None:
     plan = place(layout, 1, "bytes")
     parameters = filled(plan.total_bytes)
     first = bytes(parameters)
-    client = Client(ctx.identity(), True, layout, plan, parameters, ctx.say)
+    client = Client(ctx.identity(), layout, plan, parameters, ctx.say)
     client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"", lambda: None)
     link = client.links[0]
     exchange = staging(link, filled(plan.total_bytes))

@@ -5,32 +5,72 @@ Must never wait other than in a blocking read: what is not measured just now mus
 """
 
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
 from paceline.lab.processes import Reply
 
+Resting = Callable[[], AbstractContextManager[object]]
+
 
 class Orders:
-    """Takes stdout away from `print` when it is made, so make it first."""
+    """Takes stdin and stdout away from everybody else when it is made, so make it first."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
+        self._in = os.dup(0)
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
+        self._pending = b""
 
-    def obey(self, steps: Callable[[int], None]) -> None:
-        """Until the lab closes stdin: so many steps untimed, then so many timed; `steps` returns when all is done."""
-        self._say(Reply())
-        for line in iter(sys.stdin.readline, ""):
-            untimed, timed = map(int, line.split())
+    def obey(self, steps: Callable[[int], None], resting: Resting = nullcontext) -> None:
+        """Until the lab closes stdin: so many steps untimed, then so many timed; `steps` returns when all is done.
+
+        Between orders the process is in `resting()`.
+        """
+        reply = Reply()
+        while (order := self._next(reply, resting)) is not None:
+            untimed, timed = order
             steps(untimed)
             began_s = time.perf_counter()
             steps(timed)
-            self._say(Reply(us=1e6 * (time.perf_counter() - began_s) / timed))
+            reply = Reply(us=1e6 * (time.perf_counter() - began_s) / timed)
 
-    def _say(self, reply: Reply) -> None:
-        self._out.write(msgspec.json.encode(reply) + b"\n")
+    def run_along(self, steps: Callable[[int], None], resting: Resting = nullcontext) -> None:
+        """As obey, but from each order to the next one, which only says that the others are done."""
+        reply = Reply()
+        while self._next(reply, resting) is not None:
+            began_s, count = time.perf_counter(), 0
+            while count == 0 or not self._has_more():
+                steps(1)
+                count += 1
+            reply = Reply(us=1e6 * (time.perf_counter() - began_s) / count)
+            self._read()
+
+    def _next(self, reply: Reply, resting: Resting) -> tuple[int, int] | None:
+        """Answer, then the next order; None at the end."""
+        with resting():
+            self._out.write(msgspec.json.encode(reply) + b"\n")
+            line = self._read()
+        if line is None:
+            return None
+        untimed, timed = map(int, line.split())
+        return untimed, timed
+
+    def _read(self) -> bytes | None:
+        """A line, read without a buffer that `select` could not see into."""
+        while b"\n" not in self._pending:
+            data = os.read(self._in, 4096)
+            if not data:
+                return None
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _has_more(self) -> bool:
+        return bool(self._pending) or bool(select.select([self._in], [], [], 0)[0])

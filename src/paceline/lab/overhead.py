@@ -3,7 +3,8 @@
 A matrix of the lab: `paceline lab run overhead`. Pure; the bars are the project's own, for two cores.
 """
 
-from paceline.lab.scenario import Kind, Matrix, Row, Scenario
+from paceline.cluster.settings import Settings
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario
 
 SINGLE = "single process"
 AGAIN = "single process again"
@@ -17,27 +18,30 @@ MEMCPY = "memcpy twice"
 SOCKET = "raw socket"
 CARRIED_SHM = "40 MB there and back, shm"
 CARRIED_TCP = "40 MB there and back, tcp"
+ASYNC_SHM, ASYNC_TCP = Settings(run_id="", lane="shm"), Settings(run_id="", lane="tcp")
+SYNC_SHM, SYNC_TCP = Settings(run_id="", mode="sync", lane="shm"), Settings(run_id="", mode="sync", lane="tcp")
 
 
-def matrix() -> Matrix:
+def matrix(is_quick: bool = False) -> Matrix:
     """Eight scenarios that train and four that only carry, in ten rows."""
-    return Matrix(name="overhead", scenarios=_scenarios(), rows=_rows())
+    amounts = Amounts(reps=3, steps=100) if is_quick else Amounts()
+    return Matrix(name="overhead", scenarios=_scenarios(), rows=_rows(), amounts=amounts)
 
 
 def _scenarios() -> tuple[Scenario, ...]:
     return (
         Scenario(name=SINGLE, kind=Kind.SINGLE),
         Scenario(name=AGAIN, kind=Kind.SINGLE),
-        Scenario(name=SHM, kind=Kind.CLUSTER, num_ps=1, num_workers=1, lane="shm"),
-        Scenario(name=TCP, kind=Kind.CLUSTER, num_ps=1, num_workers=1, lane="tcp"),
-        Scenario(name=ASYNC, kind=Kind.CLUSTER, num_ps=1, num_workers=2, lane="shm"),
-        Scenario(name=SYNC, kind=Kind.CLUSTER, num_ps=1, num_workers=2, mode="sync", lane="shm"),
-        Scenario(name=TWO_PS, kind=Kind.CLUSTER, num_ps=2, num_workers=2, lane="shm"),
+        Scenario(name=SHM, kind=Kind.CLUSTER, num_ps=1, num_workers=1, settings=ASYNC_SHM),
+        Scenario(name=TCP, kind=Kind.CLUSTER, num_ps=1, num_workers=1, settings=ASYNC_TCP),
+        Scenario(name=ASYNC, kind=Kind.CLUSTER, num_ps=1, num_workers=2, settings=ASYNC_SHM),
+        Scenario(name=SYNC, kind=Kind.CLUSTER, num_ps=1, num_workers=2, settings=SYNC_SHM),
+        Scenario(name=TWO_PS, kind=Kind.CLUSTER, num_ps=2, num_workers=2, settings=ASYNC_SHM),
         Scenario(name=DDP, kind=Kind.PEER, num_workers=2, what="ddp_gloo"),
         Scenario(name=MEMCPY, kind=Kind.CARRIER, what="memcpy"),
         Scenario(name=SOCKET, kind=Kind.CARRIER, what="socket"),
-        Scenario(name=CARRIED_SHM, kind=Kind.CARRIER, what="ps", num_ps=1, mode="sync", lane="shm"),
-        Scenario(name=CARRIED_TCP, kind=Kind.CARRIER, what="ps", num_ps=1, mode="sync", lane="tcp"),
+        Scenario(name=CARRIED_SHM, kind=Kind.CARRIER, what="ps", num_ps=1, settings=SYNC_SHM),
+        Scenario(name=CARRIED_TCP, kind=Kind.CARRIER, what="ps", num_ps=1, settings=SYNC_TCP),
     )
 
 

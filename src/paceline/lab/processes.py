@@ -1,9 +1,11 @@
 """WHO is measured? The processes of one scenario: started once, idle on a pipe until told to run, ended together.
 
-Called by lab/run; the lab's one door to other processes. Must never leave a process behind, nor wait without a limit.
+Called by lab/repetitions and lab/whole_runs; the lab's one door to other processes.
+Must never leave a process behind, nor wait without a limit.
 
 The protocol, which peers speak too: a process says `{}` on stdout when it is ready (or `{"missing": why}`), reads
 `UNTIMED TIMED` lines from stdin, answers each with `{"us": time of a step}`, and ends at the end of its stdin.
+One that runs along begins with a line, ends with the next one, and answers then.
 """
 
 import os
@@ -16,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from paceline.errors import ClusterError, WaitTimeout
 from paceline.launchers import closing
@@ -33,13 +34,30 @@ class Reply(msgspec.Struct, frozen=True):
     missing: str | None = None
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The step time of every worker that is measured, and of those that only ran along."""
+
+    us: list[float]
+    along_us: list[float] = []
+
+
 class Process:
     """One process. Only those that `speaks` have pipes: a ps is spoken to by its workers alone."""
 
-    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log: Path, speaks: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        *,
+        speaks: bool,
+        runs_along: bool = False,
+    ) -> None:
         self.name = name
         self.log = log
         self.speaks = speaks
+        self.runs_along = runs_along
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             # A group of its own: Ctrl+C in a terminal reaches only the lab, which then ends all of it.
@@ -104,8 +122,19 @@ class Process:
             self._popen.wait(max(0.0, within_s))
         return self._popen.poll() is not None
 
+    @property
+    def code(self) -> int | None:
+        return self._popen.poll()
+
+    def interrupt(self, within_s: float) -> None:
+        """As Ctrl+C does: it ends what it has started itself; if that takes too long, it is killed."""
+        if self.code is None:
+            self._popen.send_signal(signal.SIGINT)
+            self.is_gone(within_s)
+        self.kill()
+
     def kill(self) -> None:
-        """Now, with everything it has started itself."""
+        """Now, with everything it has started itself in its group; tasks of a cluster die with their launcher."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
@@ -131,18 +160,22 @@ class Group:
             if reply.missing is not None:
                 raise Failed(f"missing: {reply.missing}")
 
-    def run(self, untimed: int, timed: int, limit_s: float) -> list[float]:
-        """Everybody runs at the same time; the step time of each comes back."""
+    def run(self, untimed: int, timed: int, limit_s: float) -> Times:
+        """Everybody runs at the same time; those that run along do so until all others are done."""
         deadline_s = time.monotonic() + limit_s
+        along = [process for process in self.speakers if process.runs_along]
         for process in self.speakers:
             process.tell(untimed, timed)
-        times = []
-        for process in self.speakers:
-            us = process.reply(deadline_s).us
-            if us is None:
-                raise Failed(f"{process.name} answered without a number")
-            times.append(us)
-        return times
+        us = [self._us(process, deadline_s) for process in self.speakers if not process.runs_along]
+        for process in along:
+            process.tell(0, 0)
+        return Times(us=us, along_us=[self._us(process, deadline_s) for process in along])
+
+    def _us(self, process: Process, deadline_s: float) -> float:
+        us = process.reply(deadline_s).us
+        if us is None:
+            raise Failed(f"{process.name} answered without a number")
+        return us
 
     def end(self, within_s: float) -> list[str]:
         """Let them end by themselves, then kill; the names of those that had to be killed come back."""
@@ -156,38 +189,6 @@ class Group:
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
-
-
-class CpuMeter:
-    """How much of the processor these processes, and all others, have used since it was made."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = groups
-        self._began_s = time.monotonic()
-        self._ours_s = _ours_s(groups)
-        self._all_s = _all_s()
-
-    def cores(self) -> tuple[float, float]:
-        """(ours, of all other programs), in cores: 0.5 is half of one."""
-        passed_s = time.monotonic() - self._began_s
-        ours_s = _ours_s(self._groups) - self._ours_s
-        others_s = _all_s() - self._all_s - ours_s
-        return ours_s / passed_s, max(0.0, others_s / passed_s)
-
-
-def _ours_s(groups: Sequence[Group]) -> float:
-    total = time.process_time()
-    for process in (p for group in groups for p in group.processes):
-        with suppress(psutil.Error):
-            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children()]:
-                times = each.cpu_times()
-                total += times.user + times.system
-    return total
-
-
-def _all_s() -> float:
-    times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def output_of(command: Sequence[str]) -> str | None:

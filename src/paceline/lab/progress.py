@@ -1,6 +1,6 @@
 """WHAT does one see while the lab measures? One line that says what runs and how long it will still take.
 
-Called by lab/run, between segments only. Must never draw from a thread of its own: that would be measured too.
+Called by whoever measures, between segments only. Must never draw from a thread of its own: that would be measured too.
 """
 
 import os
@@ -43,12 +43,16 @@ class Progress:
         else:
             print(text, flush=True)
 
-    def table(self, cells: Sequence[Sequence[str]]) -> None:
-        """The result, drawn in a terminal, plain in a pipe."""
+    def table(self, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        """A result: drawn in a terminal that is wide enough, plain elsewhere."""
+        if title:
+            self.say(f"\n{title}")
         if self._live is not None:
-            self._console.print(drawn(cells))
-        else:
-            print(plain(cells), flush=True)
+            framed = drawn(columns, lines)
+            if self._console.measure(framed).minimum <= self._console.width:
+                self._console.print(framed)
+                return
+        self.say(plain(columns, lines))
 
     def close(self) -> None:
         if self._live is not None:

@@ -1,6 +1,7 @@
 """WHERE do the numbers come from? The provenance of a result, and the file that keeps every repetition.
 
-Called by lab/run. A line is on disk as soon as it was measured, so an interrupted run keeps what it has.
+Called by lab/run, lab/repetitions and lab/whole_runs. A line is on disk as soon as it was measured, so an
+interrupted run keeps what it has.
 """
 
 import importlib.metadata
@@ -13,7 +14,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import UsageError
-from paceline.lab.processes import output_of
+from paceline.lab.cells import Cell, Finished, Table
+from paceline.lab.processes import Times, output_of
 from paceline.lab.scenario import Amounts, Segment
 from paceline.lab.tables import Summary
 from paceline.version import VERSION
@@ -74,7 +76,7 @@ def _cpu() -> str:
 
 
 class ResultFile:
-    """`results-<date>.jsonl`: a provenance line, one per segment, one per failure, one per row."""
+    """`results-<date>.jsonl`: a provenance line, one per whole run, per segment, per failure, per row."""
 
     def __init__(self, folder: Path, stamp: str) -> None:
         self.path = folder / f"results-{stamp}.jsonl"
@@ -91,15 +93,23 @@ class ResultFile:
     def begin(self, facts: Provenance) -> None:
         self._line("provenance", facts)
 
-    def segment(self, repetition: int, at: int, segment: Segment, us: list[float] | None) -> None:
-        """`us`: the step time of every worker; None when it failed."""
-        self._line("segment", {"repetition": repetition, "at": at, **msgspec.to_builtins(segment), "us": us})
+    def cell(self, table: Table, cell: Cell, done: Finished, line: tuple[str, ...]) -> None:
+        """A whole run: how to have it again, what it left, and its line of the table."""
+        told = {"table": table.title, "title": cell.title, "command": cell.command}
+        shown = dict(zip(table.head, line, strict=True))
+        left = msgspec.json.decode(msgspec.json.encode(done))
+        self._line("cell", {**told, "line": shown, **left})
+
+    def segment(self, repetition: int, at: int, segment: Segment, times: Times | None) -> None:
+        """None when it failed."""
+        fields = {"us": None} if times is None else msgspec.to_builtins(times)
+        self._line("segment", {"repetition": repetition, "at": at, **msgspec.to_builtins(segment), **fields})
 
     def idle(self, cores: float, num_processes: int) -> None:
         self._line("idle", {"cores": cores, "processes": num_processes})
 
     def others(self, cores: float) -> None:
-        """What other programs used while the rows were measured."""
+        """What other programs used meanwhile."""
         self._line("others", {"cores": cores})
 
     def failed(self, scenario: str, cause: str) -> None:

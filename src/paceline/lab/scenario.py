@@ -1,6 +1,6 @@
 """WHAT is measured beside what, and in which order? Scenarios, the rows of a table, and the plan of a repetition.
 
-Used by every matrix and by lab/run. Pure: no process, no clock; chance comes in as a seed.
+Used by every matrix, by lab/run and lab/repetitions. Pure: no process, no clock; chance comes in as a seed.
 """
 
 import random
@@ -9,11 +9,14 @@ from enum import Enum
 
 import msgspec
 
+from paceline.cluster.settings import Settings
+from paceline.lab.cells import Table
+
 
 class Kind(Enum):
     """How a scenario's processes are started."""
 
-    SINGLE = "single"  # one process, PyTorch alone
+    SINGLE = "single"  # PyTorch alone; several workers are as many single processes at the same time
     CLUSTER = "cluster"  # ps and workers through the package's own entry
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
@@ -26,9 +29,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     num_ps: int = 0
     num_workers: int = 1
-    mode: str = "async"
-    lane: str = "auto"
-    what: str = ""
+    settings: Settings = Settings(run_id="", lane="auto")
+    what: str = ""  # the peer, the carrier, or what is trained
+    straggler: int | None = None  # this worker is slow: it runs along while the others are measured
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +43,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bar: float | None = None  # the ratio must not be above it (plus the spread of the A/A row)
     aim: float | None = None
     is_noise: bool = False  # the A/A row: the same against the same
-
-
-class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """All scenarios of one table."""
-
-    name: str
-    scenarios: tuple[Scenario, ...]
-    rows: tuple[Row, ...]
-
-
-def only(matrix: Matrix, text: str) -> Matrix:
-    """The rows whose title has `text` in it, with the A/A row and what they need."""
-    rows = tuple(row for row in matrix.rows if row.is_noise or text.lower() in row.title.lower())
-    needed = {name for row in rows for name in (row.scenario, row.beside)}
-    scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
-    return Matrix(name=matrix.name, scenarios=scenarios, rows=rows)
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +63,33 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
         if kind is Kind.CARRIER:
             return 2, max(3, self.steps // 15)
         return max(10, self.steps // 10), self.steps
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """What one name measures: tables of whole runs, then one table of scenarios side by side; each may be missing."""
+
+    name: str
+    tables: tuple[Table, ...] = ()
+    title: str = ""  # of the table of rows
+    scenarios: tuple[Scenario, ...] = ()
+    rows: tuple[Row, ...] = ()
+    amounts: Amounts = Amounts()
+
+    @property
+    def titles(self) -> list[str]:
+        """Everything that --only may name."""
+        return [cell.title for table in self.tables for cell in table.cells] + [row.title for row in self.rows]
+
+
+def only(matrix: Matrix, text: str) -> Matrix:
+    """The whole runs and the rows whose title has `text` in it; with rows also the A/A row and what they need."""
+    rows = tuple(row for row in matrix.rows if row.is_noise or text.lower() in row.title.lower())
+    if all(row.is_noise and text.lower() not in row.title.lower() for row in rows):
+        rows = ()
+    needed = {name for row in rows for name in (row.scenario, row.beside)}
+    scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
+    tables = tuple(few for few in (table.only(text) for table in matrix.tables) if few.cells)
+    return msgspec.structs.replace(matrix, tables=tables, scenarios=scenarios, rows=rows)
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """HOW is a scenario brought to life? Its command lines, environments and files, for each kind of scenario.
 
-Called by lab/run. Starts and returns; waiting, measuring and ending are others' business.
+Called by lab/repetitions. Starts and returns; waiting, measuring and ending are others' business.
 """
 
 import os
@@ -8,8 +8,9 @@ import secrets
 import sys
 from pathlib import Path
 
+import msgspec
+
 from paceline.cluster.discovery import Assignment, encode_for_child
-from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.lab.processes import Failed, Group, Process
 from paceline.lab.scenario import Kind, Scenario
@@ -34,12 +35,15 @@ class Starter:
 
     def start(self, scenario: Scenario, group: Group) -> None:
         """Put the scenario's processes into `group` one by one, so that those that were started are known."""
+        trained: tuple[str, ...] = (*self._data, "--what", scenario.what)
+        if scenario.straggler is not None:
+            trained += ("--straggler", str(scenario.straggler))
         if scenario.kind is Kind.SINGLE:
-            self._alone(scenario, group, WORKER, ("single", *self._data))
+            self._alone(scenario, group, WORKER, ("single", *trained))
         elif scenario.kind is Kind.PEER:
             self._peer(scenario, group)
         elif scenario.kind is Kind.CLUSTER:
-            self._cluster(scenario, group, (WORKER, "worker", *self._data))
+            self._cluster(scenario, group, (WORKER, "worker", *trained))
         elif scenario.num_ps:
             self._cluster(scenario, group, (CARRIER, scenario.what, *self._carrier))
         else:
@@ -51,21 +55,20 @@ class Starter:
         return paths
 
     def _alone(self, scenario: Scenario, group: Group, module: str, args: tuple[str, ...]) -> None:
-        log = self._paths(scenario).root / "logs" / "process.log"
+        logs = self._paths(scenario).root / "logs"
         command = [sys.executable, "-P", "-m", module, *args]
-        group.processes.append(Process(scenario.name, command, self._environ, log, speaks=True))
+        for number in range(scenario.num_workers):
+            name = scenario.name if scenario.num_workers == 1 else f"process {number}"
+            log = logs / f"process-{number}.log"
+            group.processes.append(Process(name, command, self._environ, log, speaks=True))
 
     def _cluster(self, scenario: Scenario, group: Group, program: tuple[str, ...]) -> None:
         """As `paceline run` does: telemetry, log lines and leases on; only no checkpoint at the end."""
         paths = self._paths(scenario)
         jobs = {"ps": scenario.num_ps, "worker": scenario.num_workers}
         cluster = ClusterSpec({job: self._ports.addresses(count) for job, count in jobs.items()})
-        settings = Settings(
-            run_id=f"lab-{slug(scenario.name)}",
-            run_dir=str(paths.root),
-            mode=scenario.mode,
-            lane=scenario.lane,
-            save_every="none",
+        settings = msgspec.structs.replace(
+            scenario.settings, run_id=f"lab-{slug(scenario.name)}", run_dir=str(paths.root), save_every="none"
         )
         secret = secrets.token_bytes(32)
         self._ports.before_start()
@@ -75,7 +78,9 @@ class Starter:
             is_ps = task.job == "ps"
             command += [] if is_ps else ["--module", *program]
             environ = {**self._environ, **encode_for_child(assignment)}
-            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=not is_ps))
+            is_along = not is_ps and cluster.worker_index(task) == scenario.straggler
+            log = paths.logs(task)
+            group.processes.append(Process(str(task), command, environ, log, speaks=not is_ps, runs_along=is_along))
 
     def _peer(self, scenario: Scenario, group: Group) -> None:
         """One process a rank, as torchrun would start them."""

@@ -1,6 +1,6 @@
 """WHAT do the numbers say? Quartiles, verdicts and the table, from measured pairs.
 
-Called by lab/run. Pure: no clock, no file, nothing printed.
+Called by lab/repetitions, lab/whole_runs and lab/progress. Pure: no clock, no file, nothing printed.
 """
 
 import math
@@ -124,15 +124,16 @@ def _ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
-def plain(table: Sequence[Sequence[str]]) -> str:
-    """The table for a pipe: columns side by side, two spaces between them.
+def plain(columns: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    """A table for a pipe: columns side by side, two spaces between them; the first is text, and the last.
 
-    >>> print(plain([["shm", "190", "170", "1.118", "1.120", "0.010", "1.15", "1.03", "ok"]]))
-    configuration  step µs  beside µs  ratio  median  spread   bar   aim  verdict
-    shm                190        170  1.118   1.120   0.010  1.15  1.03  ok
+    >>> print(plain(["mode", "step ms", "remark"], [["sync", "1.25", ""], ["local", "0.5", "fast"]]))
+    mode   step ms  remark
+    sync      1.25
+    local      0.5  fast
     """
-    lines = [COLUMNS, *table]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    lines = [columns, *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
     shown = []
     for line in lines:
         parts = [text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True)]
@@ -140,11 +141,11 @@ def plain(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def drawn(table: Sequence[Sequence[str]]) -> Table:
-    """The table for a terminal."""
+def drawn(columns: Sequence[str], table: Sequence[Sequence[str]]) -> Table:
+    """The same for a terminal."""
     made = Table()
-    for column in COLUMNS:
-        is_text = column in ("configuration", "verdict")
+    for column in columns:
+        is_text = column in (columns[0], columns[-1])
         made.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
     for line in table:
         style = "red" if line[-1].startswith(("OVER", "failed")) else None

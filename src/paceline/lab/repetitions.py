@@ -1,0 +1,199 @@
+"""HOW are scenarios measured side by side? All are started once and idle on a pipe; one at a time is told to run.
+
+Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
+
+1. start all scenarios, wait until each is ready, warm each up,
+2. look how much the idle processes use, all together,
+3. each repetition: the rows in an order of its own, each between two runs of what it is compared with,
+4. end everything, sum up.
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.datasets import mnist
+from paceline.errors import ClusterError
+from paceline.lab import scenario, tables
+from paceline.lab.interrupts import undisturbed
+from paceline.lab.meters import CpuMeter
+from paceline.lab.processes import Group, Times
+from paceline.lab.progress import Progress, duration
+from paceline.lab.result import ResultFile
+from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Segment
+from paceline.lab.starting import Starter
+from paceline.launchers.ports import Reserved
+
+STARTING = 2  # scenarios that start at the same time
+READY_S = 180.0
+SEGMENT_S = 120.0
+END_S = 10.0
+IDLE_S = 2.0
+
+
+class Repetitions:
+    """The rows of one matrix."""
+
+    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress) -> None:
+        self.failures: dict[str, str] = {}
+        self._progress = progress
+        self._matrix = matrix
+        self._amounts = matrix.amounts
+        self._results = results
+        self._kinds = {each.name: each.kind for each in matrix.scenarios}
+        self._groups: dict[str, Group] = {}
+        self._last_s: dict[str, float] = {}
+        self._pairs: list[Pair] = []
+        self._others = 0.0  # cores that other programs used meanwhile
+
+    def run(self, folder: Path) -> None:
+        """From the first process to the table."""
+        try:
+            with Reserved() as ports:
+                self._start(folder, ports)  # 1
+                self._warm_up()
+                self._look_idle()  # 2
+                self._repeat()  # 3
+                self._end()
+        finally:
+            with undisturbed():  # 4
+                for group in self._groups.values():
+                    group.kill()
+        self._sum_up()
+
+    # --- 1 ----------------------------------------------------------------------------------------------------
+
+    def _start(self, folder: Path, ports: Reserved) -> None:
+        self._progress.update(f"{self._matrix.name}: starting {len(self._matrix.scenarios)} scenarios")
+        with tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
+            write_data(Path(data))
+            starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
+            names = [each.name for each in self._matrix.scenarios]
+            for number, each in enumerate(self._matrix.scenarios):
+                self._groups[each.name] = Group()
+                try:
+                    starter.start(each, self._groups[each.name])
+                except (ClusterError, OSError) as error:
+                    self._fail(each.name, error)
+                if number >= STARTING:  # as many imports of torch at once as a small machine bears
+                    self._await(names[number - STARTING])
+            for name in names[-STARTING:]:
+                self._await(name)
+
+    def _await(self, name: str) -> None:
+        if name in self.failures:
+            return
+        self._progress.update(f"{self._matrix.name}: waiting for {name}")
+        try:
+            self._groups[name].await_ready(time.monotonic() + READY_S)
+        except ClusterError as error:
+            self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """This scenario is over; the rest goes on."""
+        cause = str(error)
+        self.failures[name] = cause
+        self._results.failed(name, cause)
+        self._progress.say(f"{name}: {cause}")
+        self._groups[name].kill()
+
+    def _warm_up(self) -> None:
+        """Everything once, without keeping the times: allocators, caches, and how long a segment will take."""
+        for name, kind in self._kinds.items():
+            self._progress.update(f"{self._matrix.name}: warming up {name}")
+            self._run(name, 0, 3 if kind is Kind.CARRIER else self._amounts.warmup_steps)
+
+    # --- 2 ----------------------------------------------------------------------------------------------------
+
+    def _look_idle(self) -> None:
+        alive = self._alive()
+        meter = CpuMeter(alive)
+        time.sleep(IDLE_S)  # this is the measurement: nothing is waited for
+        ours, _ = meter.cores()
+        count = sum(len(group.processes) for group in alive)
+        self._results.idle(ours, count)
+        self._progress.say(f"Idle, {count} processes together use {100 * ours:.1f} % of one core.")
+
+    def _alive(self) -> list[Group]:
+        return [group for name, group in self._groups.items() if name not in self.failures]
+
+    # --- 3 ----------------------------------------------------------------------------------------------------
+
+    def _repeat(self) -> None:
+        reps, seed = self._amounts.reps, self._amounts.seed
+        plans = [scenario.plan(self._matrix.rows, repetition, seed) for repetition in range(reps)]
+        meter = CpuMeter(self._alive())
+        for repetition, segments in enumerate(plans):
+            later = [segment for plan in plans[repetition + 1 :] for segment in plan]
+            times: list[float | None] = []
+            for at, segment in enumerate(segments):
+                left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
+                self._progress.update(
+                    f"{self._matrix.name}: repetition {repetition + 1} of {reps}, {segment.scenario}, "
+                    f"about {duration(left_s)} left"
+                )
+                times.append(self._measure(repetition, at, segment))
+            self._pairs += scenario.pairs(segments, times)
+        _, self._others = meter.cores()
+        self._results.others(self._others)
+        self._progress.say(f"Meanwhile other programs used {self._others:.2f} cores; 0 is what a measurement wants.")
+
+    def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
+        """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""
+        untimed, timed = self._amounts.of(self._kinds[segment.scenario])
+        times = self._run(segment.scenario, untimed, timed)
+        self._results.segment(repetition, at, segment, times)
+        return None if times is None else max(times.us)
+
+    def _run(self, name: str, untimed: int, timed: int) -> Times | None:
+        if name in self.failures:
+            return None
+        try:
+            times = self._groups[name].run(untimed, timed, SEGMENT_S)
+        except ClusterError as error:
+            self._fail(name, error)
+            return None
+        self._last_s[name] = max(times.us) * 1e-6 * sum(self._amounts.of(self._kinds[name]))
+        return times
+
+    # --- 4 ----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._progress.update(f"{self._matrix.name}: ending all processes")
+        for name, group in self._groups.items():
+            late = [] if name in self.failures else group.end(END_S)
+            if late:
+                self._progress.say(f"{name}: {', '.join(late)} did not end within {END_S:g} s and was killed.")
+
+    def _sum_up(self) -> None:
+        rows = self._matrix.rows
+        summaries = [tables.summarise(row, self._of(index)) for index, row in enumerate(rows)]
+        cells = tables.cells(rows, summaries, self.failures, self._others)
+        for summary, line in zip(summaries, cells, strict=True):
+            if summary is not None:
+                self._results.row(summary, line[-1])
+        self._progress.table(self._matrix.title, tables.COLUMNS, cells)
+        self._progress.say(explanation(self._amounts))
+
+    def _of(self, row: int) -> Sequence[Pair]:
+        return [pair for pair in self._pairs if pair.row == row]
+
+
+def explanation(amounts: Amounts) -> str:
+    """How to read the table."""
+    return (
+        f"ratio: lower quartile over {amounts.reps} interleaved repetitions of {amounts.steps} steps, each against the "
+        "mean of what ran right before and right after it (beside: the single process, or what the name says); "
+        "step and beside: lower quartiles; spread: between the quartiles; several workers: the slowest one, without "
+        "those that are slow on purpose."
+    )
+
+
+def write_data(folder: Path) -> None:
+    """The training images of document 000, where every process, also a peer, can read them."""
+    split = mnist.load().tensorflow_split()
+    np.save(folder / "x.npy", split.train_x)
+    np.save(folder / "y.npy", split.train_y)

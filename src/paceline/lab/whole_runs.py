@@ -1,0 +1,142 @@
+"""HOW is a mode measured from start to end? Each cell is one `paceline run` of its own, one after the other.
+
+Called by lab/run. A failing run must never stop the rest, and nothing may be left running.
+
+1. start `paceline run`, wait until it has ended, or end it when it takes too long,
+2. read summary.json and what the script told,
+3. when all runs of a table have ended: the table.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from paceline.cluster.spec import Task
+from paceline.errors import ClusterError
+from paceline.lab.cells import Cell, Finished, Table
+from paceline.lab.curves import TOLD
+from paceline.lab.interrupts import undisturbed
+from paceline.lab.meters import RunMeter
+from paceline.lab.processes import Failed, Process
+from paceline.lab.progress import Progress, duration
+from paceline.lab.result import ResultFile
+from paceline.lab.scenario import Matrix
+from paceline.lab.starting import slug
+from paceline.launchers import closing
+from paceline.telemetry.paths import RunPaths
+
+LOOK_S = 1.0
+END_S = 10.0
+
+
+class WholeRuns:
+    """The tables of whole runs of one matrix."""
+
+    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress) -> None:
+        self.failures: dict[str, str] = {}
+        self._matrix = matrix
+        self._results = results
+        self._progress = progress
+        self._count = sum(len(table.cells) for table in matrix.tables)
+        self._done = 0
+        self._began_s = time.monotonic()
+        self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def run(self, folder: Path) -> None:
+        """From the first run to the last table."""
+        meter = RunMeter()
+        for table in self._matrix.tables:
+            lines = []
+            for cell in table.cells:
+                lines.append(self._line(table, cell, RunPaths(folder / slug(cell.title))))
+                self._done += 1
+            self._progress.table(table.title, table.head, lines)  # 3
+            self._progress.say(table.note)
+        others = meter.others()
+        self._results.others(others)
+        self._progress.say(f"Meanwhile other programs used {others:.2f} cores; 0 is what a measurement wants.")
+
+    def _line(self, table: Table, cell: Cell, paths: RunPaths) -> tuple[str, ...]:
+        try:
+            check_memory(cell, psutil.virtual_memory().available)
+            self._start_and_wait(cell, paths)
+            done = read(paths)
+            line = (*cell.labels, *table.line(cell, done))
+        except (ClusterError, OSError, msgspec.MsgspecError) as error:
+            self.failures[cell.title] = str(error)
+            self._results.failed(cell.title, str(error))
+            self._progress.say(f"{cell.title}: {error}")
+            return table.blank(cell, str(error))
+        self._results.cell(table, cell, done, line)
+        return line
+
+    def _start_and_wait(self, cell: Cell, paths: RunPaths) -> None:
+        """1. The launcher ends its tasks; a Ctrl+C here is handed on to it."""
+        paths.create()
+        command = [sys.executable, "-P", "-m", *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
+        log = paths.root / "logs" / "launcher.log"
+        process = Process("paceline run", command, self._environ, log, speaks=False)
+        try:
+            self._wait(cell, process)
+        finally:
+            with undisturbed():
+                process.interrupt(END_S)
+        if process.code:
+            raise Failed(cause(paths, process))
+
+    def _wait(self, cell: Cell, process: Process) -> None:
+        began_s = time.monotonic()
+        while not process.is_gone(LOOK_S):
+            passed_s = time.monotonic() - began_s
+            self._progress.update(
+                f"{self._matrix.name}: run {self._done + 1} of {self._count}, {cell.title}, {duration(passed_s)}, "
+                f"{self._left(passed_s)}"
+            )
+            if passed_s > cell.limit_s:
+                raise Failed(f"it did not end within {cell.limit_s:g} s; its log: {closing.shown(process.log)}")
+
+    def _left(self, passed_s: float) -> str:
+        """How long it will still take, if the runs that remain take as long as those before them."""
+        then = ", then the rows side by side" if self._matrix.rows else ""
+        if not self._done:
+            return f"{self._count - 1} runs left{then}"
+        each_s = (time.monotonic() - self._began_s - passed_s) / self._done
+        left_s = max(0.0, each_s - passed_s) + each_s * (self._count - self._done - 1)
+        return f"about {duration(left_s)} left{then}"
+
+
+def check_memory(cell: Cell, available_bytes: int) -> None:
+    """Raise Failed when a run would not fit beside what is there."""
+    if available_bytes < cell.needs_bytes:
+        needs, free = (f"{size / 1e9:.1f} GB" for size in (cell.needs_bytes, available_bytes))
+        raise Failed(f"skipped: it needs about {needs} of memory, and {free} are free")
+
+
+def read(paths: RunPaths) -> Finished:
+    """2. What the run left."""
+    done = msgspec.json.decode(paths.summary.read_bytes(), type=Finished)
+    told = paths.root / TOLD
+    return msgspec.structs.replace(done, told=msgspec.Raw(told.read_bytes())) if told.exists() else done
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What summary.json says when a run went wrong."""
+
+    error: str | None = None
+    lost: list[str] = []
+
+
+def cause(paths: RunPaths, process: Process) -> str:
+    """Why a run failed, in a sentence: as the first task that failed told it, else as the launcher did."""
+    try:
+        ended = msgspec.json.decode(paths.summary.read_bytes(), type=Ended)
+        log = paths.logs(Task.parse(ended.lost[0]))
+    except (OSError, msgspec.MsgspecError, IndexError):
+        return process.cause()
+    reason = closing.reason(log)
+    why = closing.gist(reason) or (reason[-1] if reason else "")
+    return f"{ended.error}{f' ({why})' if why else ''}; its log: {closing.shown(log)}"

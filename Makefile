@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check lint clean
+.PHONY: help demo test test-full check lint pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ lint: $(STAMP) ## formatting, lint and types
 
 check: lint ## what to run before a commit: lint and the import-direction test
 	$(BIN)/pytest -q tests/test_architecture.py
+
+pictures: $(STAMP) ## draws docs/pictures again, from the deciding code itself
+	$(BIN)/python docs/pictures/draw.py
 
 clean: ## removes the environment, caches and build outputs; run folders stay
 	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

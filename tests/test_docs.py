@@ -4,15 +4,22 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
 import paceline
+from paceline.cli.main import main
+from paceline.modes import MODES
+from paceline.wire.frames import Flag, Kind, Outcome
 
 ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+SCRIPT = str(ROOT / "src/paceline/launchers/demos/mnist.py")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PREAMBLE = """
 import torch
@@ -58,14 +65,129 @@ def test_readme_python_block_runs(tmp_path: Path) -> None:
 
 def test_readme_commands_are_understood() -> None:
     """Every `paceline run …` line of the README passes the command line's own checks, up to the missing script."""
-    from paceline.cli.main import main
-
     lines = re.findall(r"`(paceline run [^`]+)`", (ROOT / "README.md").read_text())
     assert lines
     for line in lines:
         with pytest.raises(SystemExit) as ended:
-            main([*line.split()[1:-1], "--dry-run", str(ROOT / "src/paceline/launchers/demos/mnist.py")])
+            main([*line.split()[1:-1], "--dry-run", SCRIPT])
         assert ended.value.code == 0, line
+
+
+# --- modes.md and its pictures ----------------------------------------------------------------------------------------
+
+
+def modes_page() -> str:
+    return (ROOT / "docs" / "modes.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of modes.md in this language; "" for those that name none."""
+    every = re.findall(r"^```(\w*)\n(.*?)^```$", modes_page(), re.DOTALL | re.MULTILINE)
+    return [code for named, code in every if named == language]
+
+
+def test_pictures_are_what_the_deciding_code_does(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, PICTURES / "draw.py", tmp_path], check=True, timeout=50)
+    drawn = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert drawn == {p.name: p.read_bytes() for p in PICTURES.glob("*.svg")}, "run `make pictures` and look at them"
+
+
+def test_every_picture_is_shown_and_can_be_read() -> None:
+    shown = re.findall(r"!\[[^\]]+\]\(pictures/(\S+)\)", modes_page())
+    assert sorted(shown) == sorted(p.name for p in PICTURES.glob("*.svg"))
+    for name in shown:
+        root = ElementTree.parse(PICTURES / name).getroot()
+        said = [text for text in root.iter() if text.tag.endswith("}text")]
+        assert (root.get("width"), root[0].text) == ("900", said[0].text), "its caption is its title"
+        for text in said:
+            width = 0.62 * float(text.get("font-size", 0)) * len(text.text or "")
+            end = float(text.get("x", 0)) + width / (2 if text.get("text-anchor") else 1)
+            assert end < 900, f"{name}: {text.text!r} is cut off"
+
+
+def test_every_mode_has_its_section() -> None:
+    """A title, four lines of pseudo-code and a picture each; who waits, when to use it, which flags, which summary."""
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## )", modes_page(), re.DOTALL | re.MULTILINE))
+    for mode in MODES:
+        text = sections[mode]
+        code = re.search(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        assert code and len(code.group(1).splitlines()) == 4, mode
+        assert "](pictures/" in text, mode
+        for part in ("**Who waits:**", "**When:**", "**Flags:**", "**Summary:**"):
+            assert part in text, f"{mode} lacks {part}"
+
+
+def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    known = set()
+    for verb in ("run", "serve", "ctl mode", "lab run"):
+        with pytest.raises(SystemExit):
+            main([*verb.split(), "--help"])
+        known |= flags_in(capsys.readouterr().out)
+    for page in PAGES:
+        unknown = flags_in(page.read_text()) - known - {"--strict"}  # mypy's
+        assert not unknown, f"{page.name} names {sorted(unknown)}"
+
+
+def flags_in(text: str) -> set[str]:
+    return {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)}
+
+
+def test_commands_of_modes_are_understood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Up to the missing script, or the missing run."""
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks("") for line in block.splitlines() if line.startswith("paceline ")]
+    assert len(lines) > 5
+    for line in lines:
+        words = shlex.split(line)[1:]
+        is_run = words[0] == "run"
+        with pytest.raises(SystemExit) as ended:
+            main([*words[:-1], "--dry-run", SCRIPT] if is_run else words)
+        told = capsys.readouterr().err
+        assert ended.value.code == (0 if is_run else 2), line
+        assert is_run or told == "paceline: No run folder 'latest', and none of that name under runs/.\n", line
+
+
+def test_python_of_modes_runs() -> None:
+    """One after the other, on two workers of a run with averages, with steps between them."""
+    codes = blocks("python")
+    assert len(codes) == 3
+    modes = []
+
+    def train(ctx: paceline.Context) -> None:
+        import torch
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ctx.prepare(model, optimizer)
+        known = {"ctx": ctx, "model": model, "evaluate": lambda model: float(model.weight.detach().sum())}
+        for code in [*codes, ""]:
+            exec(code, known)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+        modes.append(ctx.mode)
+
+    told = paceline.launch(train, mode="async", ema=0.9)
+    assert told["ok"] and "averaged_accuracy" in told["metrics"]
+    assert modes == ["sync", "sync"]
+    assert [change["mode"] for change in told["modes"]] == ["sync, 2 to aggregate"]
+
+
+@pytest.mark.parametrize("words", [Kind, Flag, Outcome], ids=lambda e: e.__name__)
+def test_protocol_names_every_word_of_a_frame(words: type[Kind | Flag | Outcome]) -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    (table,) = re.findall(rf"^\| {words.__name__.lower()} \|.*?\n\|[-|]+\n(.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    named = [name for row in table.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(word.name for word in words)
+
+
+def test_protocol_names_every_message_of_a_switch() -> None:
+    text = (ROOT / "docs" / "protocol.md").read_text()
+    for name in ("SwitchMode", "Ready", "Dial", "Align", "Aligned", "Switched", "Started"):
+        assert f"`{name}`" in text, name
 
 
 def modules() -> list[str]:

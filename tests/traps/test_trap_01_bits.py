@@ -10,7 +10,7 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.shard import Shard
 from paceline.views import flat
-from paceline.worker.torch import optimizer_spec
+from paceline.worker.torch_layout import optimizer_spec
 
 SHAPES = [(33, 20), (33,), (5, 33), (5,), (101, 7), (3,), (64, 257)]
 STEPS = 12
@@ -77,7 +77,7 @@ def on_shards(make: Make, num_ps: int) -> torch.Tensor:
             for piece in shard.pieces:
                 part = step[piece.tensor].flatten()[piece.start : piece.stop]
                 flat(slot.memory, "float32", piece.offset, piece.numel).copy_(part)
-            shard.apply([slot])
+            shard.apply([(slot, False, True)])
     for shard in shards:
         for piece in shard.pieces:
             view = flat(shard.memory, "float32", piece.offset, piece.numel)
@@ -126,5 +126,5 @@ def test_a_mean_is_a_sum_in_worker_order_and_a_true_division() -> None:
     slots = [shard.new_slot() for _ in range(3)]
     for slot, gradient in zip(slots, (a, b, c), strict=True):
         flat(slot.memory, "float32", 0, 4096).copy_(gradient)
-    shard.apply(slots)
+    shard.apply([(slot, False, True) for slot in slots])
     assert torch.equal(flat(shard.memory, "float32", 0, 4096), -right)

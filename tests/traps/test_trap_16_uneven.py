@@ -9,20 +9,22 @@ from torch import nn
 import paceline
 from paceline.cluster.membership import Membership
 from paceline.modes.full_sync import FullSync
-from paceline.server.state import Answer, Apply, ShardState
+from paceline.modes.spec import ModeSpec
+from paceline.server.state import Answer, Apply, Part, ShardState
 
 LOCK = threading.Lock()
+SYNC = FullSync(ModeSpec(name="sync"))
 
 
 def test_a_round_of_all_who_live_waits_for_one_in_a_barrier() -> None:
     members = Membership(2)
     for worker in (0, 1):
         members.join(worker, incarnation=1, now_s=0.0)
-    state = ShardState(FullSync(), members, is_coordinator=True)
+    state = ShardState(SYNC, members, is_coordinator=True)
     members.pause(0)  # worker 0 is in barrier(): it waits for worker 1, who waits for its round
-    assert not FullSync().is_due({1}, set(members.live)), "the wrong way: both wait for ever"
+    assert not SYNC.is_due({1: 1}, set(members.live)), "the wrong way: both wait for ever"
     actions = state.push((1, 1), push_id=1, base=0)
-    assert [a for a in actions if isinstance(a, Apply)] == [Apply(((1, 1),))]
+    assert [a for a in actions if isinstance(a, Apply)] == [Apply((Part((1, 1), 1),))]
     assert any(isinstance(a, Answer) and a.key == (1, 1) for a in actions)
 
 
@@ -32,14 +34,14 @@ def test_whoever_waits_when_another_goes_into_a_barrier_is_let_go() -> None:
         members = Membership(2)
         for worker in (0, 1):
             members.join(worker, incarnation=1, now_s=0.0)
-        state = ShardState(FullSync(), members, is_coordinator=True)
+        state = ShardState(SYNC, members, is_coordinator=True)
         assert state.push((1, 1), push_id=1, base=0) == []
         if ends == "leave":
             actions = state.left((0, 1))
         else:
             getattr(members, ends)(0)
             actions = state.changed()
-        assert Apply(((1, 1),)) in actions, ends
+        assert Apply((Part((1, 1), 1),)) in actions, ends
 
 
 @pytest.mark.parametrize("ps", [1, 2, 3])

@@ -170,7 +170,7 @@ def test_every_number_of_a_mode_is_a_flag(ps: FakePs, run_dir: Path) -> None:
         ("local --local-steps 0 latest", "--local-steps is 0"),
         ("local --outer soon latest", "--outer is 'soon'"),
         ("async --local-steps 3 latest", "--local-steps only makes sense with mode local"),
-        ("sync --staleness-scale latest", "--staleness-scale is for async and bounded"),
+        ("sync --staleness-scale latest", "--staleness-scale is for async, bounded and local with --outer async"),
         ("sync --wait-s 0 latest", "--wait-s is 0"),
         ("sync nowhere", "No run folder 'nowhere'"),
     ],

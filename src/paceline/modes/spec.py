@@ -100,7 +100,9 @@ def _check_rounds(spec: ModeSpec, num_workers: int) -> None:
         if value is not None and not has_rounds:
             raise UsageError(f"--{flag} only makes sense with --mode sync (or local with --outer sync), not {spec}.")
     if spec.staleness_scale and has_rounds:
-        raise UsageError(f"--staleness-scale is for async and bounded: no gradient of {spec.name} is stale.")
+        raise UsageError(
+            f"--staleness-scale is for async, bounded and local with --outer async: in {spec.name} none is stale."
+        )
     if (spec.grace_ms or spec.grace_share or extra) and count is None:
         raise UsageError("--grace-ms and --extra-tokens need --replicas-to-aggregate K: without K a round takes all.")
     if extra is not None and extra < 0:

@@ -24,7 +24,7 @@ from paceline.server.vectors import Slot
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.records import ModeChange, PsReport
 from paceline.transport.channel import Channel
-from paceline.wire.decisions import Key
+from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Flag
 from paceline.wire.messages import Carried, Dial, Failed, Reply, Switched, Ticket, encode
 
@@ -140,6 +140,8 @@ class Core:
         """Whether this worker may compute one more step, for the answer that is about to leave."""
         if self.budget is None or not peer.wants_ticket or peer.key is None:
             return 0
+        if self.state.is_switching:
+            return 0  # leave to join a round is none to make an update of one's own: it asks again in the new mode
         if self.peers.get(peer.key) is not peer:
             return 0  # it left since it was answered; nobody would bring this ticket back
         if self.state.mode.has_rounds:
@@ -213,7 +215,7 @@ class Core:
         if not self.members.training <= still:
             return
         now_s = time.monotonic()
-        before, decisions = state.mode.spec, state.rounds.open_decisions
+        before, decisions = state.mode.spec, self.open_decisions
         self.perform(state.switch(make_mode(self.wanted, self.config.num_workers)))
         self.dial = Dial(state.epoch, self.wanted, state.version, decisions)
         pause_ms = 1e3 * (now_s - self.standing_since_s) if self.standing else 0.0
@@ -227,6 +229,12 @@ class Core:
         self.standing.clear()
         self.switchers.clear()
         self.release_tickets()
+
+    @property
+    def open_decisions(self) -> tuple[Decision, ...]:
+        """What some shard may not have seen yet. What came with the dial has been carried everywhere once there was
+        an update in its mode: before that everybody who goes on carries it, into the next mode too."""
+        return self.dial.decisions if self.state.version == self.dial.version else self.state.rounds.open_decisions
 
     def lacks(self) -> int:
         """So many more workers are needed before training goes on; 0 on a shard that only obeys."""

@@ -149,8 +149,7 @@ class Desk:
                 return
             core.is_started = True
         for peer in core.starters.values():
-            decisions = core.state.rounds.open_decisions
-            core.tell(peer, m.Started(self._seed, core.state.version, decisions, core.dial))
+            core.tell(peer, m.Started(self._seed, core.state.version, core.open_decisions, core.dial))
         core.starters.clear()
 
     def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
@@ -293,14 +292,12 @@ class Desk:
         entries: list[m.SlotEntry] = []
         with core.lock:
             shard = self._shard(peer)
-            if message.what == "parameters":
+            if message.what in ("parameters", "ema"):
                 if message.tensor is not None and not 0 <= message.tensor < len(shard.layout.trained):
                     raise Refused(f"there is no trained tensor {message.tensor}")
-                bulk = [shard.copy_of(message.tensor)]
+                bulk = [shard.copy_of(message.tensor, is_averaged=message.what == "ema")]
             elif message.what == "carried":
                 bulk = [bytes(core.carried)]
-            elif message.what == "ema":
-                bulk = [bytes(shard.copy_of_ema())]
             elif message.what == "slots":
                 entries, views = shard.slots()
                 bulk = [bytes(v) for v in views]
@@ -334,7 +331,7 @@ class Desk:
 
     def decisions(self, peer: Peer, message: m.AskDecisions, frame: Frame) -> Answers:
         with self.core.lock:
-            reply = m.Carried(self.core.state.rounds.open_decisions)
+            reply = m.Carried(self.core.open_decisions)
         peer.channel.say(reply)
         return []
 

@@ -20,7 +20,7 @@ from paceline.server.state import Answer
 from paceline.transport import LANES
 from paceline.transport.base import Buffer, Listener, Stream
 from paceline.transport.channel import accept
-from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind
+from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Failed, PushTail, decode
 
 MAX_HALF_OPEN = 64
@@ -310,8 +310,9 @@ class Service:
             with core.lock:
                 flags |= core.ticket_flag(peer)
         tail = core.decisions_tail(answer)
-        # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty.
-        has_tail = core.config.num_ps > 1 and core.state.mode.has_rounds
+        # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty; and
+        # one that stages does so, though the mode may have changed without it.
+        has_tail = core.config.num_ps > 1 and (core.state.mode.has_rounds or answer.outcome is Outcome.STAGED)
         if peer.channel.shares_memory and not is_pull and not has_tail:
             assert peer.slot is not None
             if not peer.slot.bell.ring(answer.push_id, answer.version, answer.outcome, flags):

@@ -177,15 +177,16 @@ class Shard:
 
     # --- from and to outside ----------------------------------------------------------------------------------
 
-    def copy_of(self, tensor: int | None) -> bytes:
-        """The bytes of one tensor's slice, or of the whole shard."""
+    def copy_of(self, tensor: int | None, is_averaged: bool = False) -> bytes:
+        """The bytes of one tensor's slice, or of the whole shard; or of their averages."""
+        memory = memoryview(self._averages()) if is_averaged else self.memory
         if tensor is None:
-            return bytes(self.memory)
+            return bytes(memory)
         item = ITEM_BYTES[self.layout.trained[tensor].dtype]
         mine = [p for p in self.pieces if p.tensor == tensor]
-        return b"".join(bytes(self.memory[p.offset : p.offset + p.numel * item]) for p in mine)
+        return b"".join(bytes(memory[p.offset : p.offset + p.numel * item]) for p in mine)
 
-    def copy_of_ema(self) -> bytearray:
+    def _averages(self) -> bytearray:
         """The averaged parameters, laid out as the parameters are."""
         if self._decay is None:
             raise Refused("the ps keep no averaged parameters: start the run with --ema 0.999, say")

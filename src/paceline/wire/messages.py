@@ -281,7 +281,7 @@ def decode(data: bytes) -> Request | Reply:
     """A message from bytes that may be anything.
 
     >>> decode(encode(Lost(3)))
-    Lost(worker=3)
+    Lost(worker=3, incarnation=None)
     """
     try:
         return _DECODER.decode(data)

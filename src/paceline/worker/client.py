@@ -106,8 +106,8 @@ class Client:
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
             link = Link(self._connect(index), index, self._slice(index), me.worker, me.incarnation)
-            joined = link.join(message)
             self.links.append(link)
+            joined = link.join(message)
             if me.is_chief and not joined.is_initialised:
                 extra = [carried()] if index == 0 and self._layout.carried_bytes else []
                 link.ask(m.Init(), bulk=[self._slice(index), *extra])

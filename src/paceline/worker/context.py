@@ -243,8 +243,9 @@ class Context:
     @contextmanager
     def ema(self) -> Iterator[None]:
         """Inside, the model holds the averages that the ps keep with --ema; outside, its own parameters again."""
-        if self._trainee is not None:
-            with self._trainee.averages():
+        holder = self._trainee or self._evaluator
+        if holder is not None:
+            with holder.averages():
                 yield
             return
         if not self._said_no_averages:
@@ -350,12 +351,12 @@ class Context:
 
     def _leave(self) -> None:
         trainee = self._trainee
-        trainee.settle()
+        trainee.finish()
         report = self._reporter.end(self.worker_index, trainee, trainee.discarded)
         links = trainee.client.links
         if self.is_chief:
             trainee.send_carried()
-        trainee.client.pull()  # whoever ends carries ps:0's open decisions to all shards first
+        trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first
         paths = self._paths() if self._require_cluster().settings.save_every != "none" else None
         saved_at = -1
         if self.is_chief and paths is not None:  # the last worker saves at the end, but it may never get there

@@ -4,7 +4,8 @@ Used by ctx.prepare in a task of job `evaluator`, which may stand outside the cl
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,17 +33,26 @@ class Evaluator:
         if lacking:
             raise UsageError(f"this evaluator's model lacks {', '.join(lacking)}, which the cluster trains")
 
-    def pull(self) -> int:
-        """The newest values; returns the global step they are of."""
+    def pull(self, is_averaged: bool = False) -> int:
+        """The newest values, or their averages; returns the global step they are of."""
         tensors: dict[str, torch.Tensor] = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         step = 0
         with torch.no_grad():
             for name in self._kv:
                 if name in tensors:
-                    entry, values = self._kv.get(name)
+                    entry, values = self._kv.get(name, is_averaged)
                     tensors[name].copy_(torch.from_numpy(values))
                     step = max(step, entry.version)
         return step
+
+    @contextmanager
+    def averages(self) -> Iterator[None]:
+        """Inside, the model holds the averages that the ps keep; afterwards the newest values."""
+        self.pull(is_averaged=True)
+        try:
+            yield
+        finally:
+            self.pull()
 
     def refuse_step(self, *_: Any) -> None:
         """As a step pre-hook of the optimizer."""

@@ -53,8 +53,9 @@ class Kv:
         """All variables, in the model's order."""
         return [self._entry(t.name, self._versions) for t in self.layout.tensors]
 
-    def get(self, name: str) -> tuple[Entry, "np.ndarray[Any, Any]"]:
-        """A variable's newest values; raises UsageError with the nearest names when there is none of that name."""
+    def get(self, name: str, is_averaged: bool = False) -> tuple[Entry, "np.ndarray[Any, Any]"]:
+        """A variable's newest values, or what the ps keep as its average with --ema; raises UsageError with the names
+        there are when there is none of that name."""
         spec = next((t for t in self.layout.tensors if t.name == name), None)
         if spec is None:
             raise UsageError(
@@ -66,7 +67,7 @@ class Kv:
             index = self.layout.trained.index(spec)
             item = ITEM_BYTES[spec.dtype]
             for shard, piece in self.plan.owners(index):
-                reply, block = self._ask(self._channels[shard], m.Fetch("parameters", index))
+                reply, block = self._ask(self._channels[shard], m.Fetch("ema" if is_averaged else "parameters", index))
                 assert isinstance(reply, m.Fetched)
                 memory[piece.start * item : piece.stop * item] = block
                 versions[shard] = reply.version

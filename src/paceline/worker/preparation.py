@@ -97,7 +97,11 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
     is_local = isinstance(trainee, LocalTrainee)
     has_memory = bool(optimizer.state) and not is_local
     what_it_remembers = (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None
-    started = client.join(trainee.spec, trainee.carried_block, what_it_remembers)  # 2
+    try:
+        started = client.join(trainee.spec, trainee.carried_block, what_it_remembers)  # 2
+    except BaseException:
+        client.close()  # a worker that was refused has no context yet that would
+        raise
     if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)

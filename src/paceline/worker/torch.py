@@ -225,6 +225,10 @@ class Trainee:
         self.client.pull()
         self.mirror()
 
+    def finish(self) -> None:
+        """This worker's training is over: nothing of it may be left behind."""
+        self.settle()
+
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.is_grad_enabled():  # an evaluation says nothing about how the training calls the model
             self._hook_fired = True

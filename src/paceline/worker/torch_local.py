@@ -71,11 +71,21 @@ class LocalTrainee(Trainee):
         """The optimizer has made a step of its own; every H-th is followed by an exchange."""
         self._since_exchange += 1
         if self._since_exchange >= self.client.dial.spec.local_steps:
-            with torch.no_grad():
-                deltas = torch._foreach_sub(self._origin, self._values())
-                self._since_exchange = 0
-                self._push(list(deltas))
+            self._exchange()
         self.steps += 1
+
+    def _exchange(self) -> None:
+        with torch.no_grad():
+            deltas = torch._foreach_sub(self._origin, self._values())
+            self._since_exchange = 0
+            self._push(list(deltas))
+
+    def finish(self) -> None:
+        """The steps since the last exchange count too."""
+        self.settle()
+        if self._since_exchange:
+            self._exchange()
+            self.settle()
 
     def _values(self) -> list[torch.Tensor]:
         return [p.detach() for p in self.parameters]

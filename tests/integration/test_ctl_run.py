@@ -39,7 +39,7 @@ def refused(process: Process, sentence: str) -> None:
     assert sentence in process.lines[0]
 
 
-@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("num_ps", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_start_async_finish_sync(num_ps: int, processes: Processes, gate: Gate, tmp_path: Path) -> None:
     gates = [f"--gate={worker}:10:{gate.path}" for worker in (0, 1)]
     launcher = processes.paceline("run", f"--ps={num_ps}", "--run-dir=made", UNTIL, *gates)
@@ -69,6 +69,7 @@ def test_start_async_finish_sync(num_ps: int, processes: Processes, gate: Gate, 
     refused(processes.paceline("ctl", "mode", "async", "made"), "has ended")
 
 
+@pytest.mark.slow
 def test_from_python_and_back_again(processes: Processes, gate: Gate, tmp_path: Path) -> None:
     gates = [f"--gate={worker}:10:{gate.path}" for worker in (0, 1)]
     launcher = processes.paceline("run", "--mode=sync", "--run-dir=made", UNTIL, "--until=bounded", *gates)
@@ -84,6 +85,7 @@ def test_from_python_and_back_again(processes: Processes, gate: Gate, tmp_path: 
     assert [change["at_step"] for change in changes] == [one.global_step, two.global_step]
 
 
+@pytest.mark.slow
 def test_whom_a_switch_waits_for_is_said(processes: Processes, gate: Gate, tmp_path: Path) -> None:
     launcher = processes.paceline("run", "--run-dir=made", UNTIL, f"--gate=1:10:{gate.path}")
     stands = gate.arrival()
@@ -96,6 +98,7 @@ def test_whom_a_switch_waits_for_is_said(processes: Processes, gate: Gate, tmp_p
     assert change["pause_ms"] > 1000, "worker:0 stood still while worker:1 was at the gate"
 
 
+@pytest.mark.slow
 def test_the_example_switches_by_itself(processes: Processes, tmp_path: Path) -> None:
     processes.paceline("run", "--run-dir=made", EXAMPLE, "--steps=200").ends_with(0)
     told = summary_of(tmp_path / "made")

@@ -78,6 +78,7 @@ def check_the_end_of_three(launcher: Process, folder: Path) -> None:
     assert saved.is_file(), "the last one to close saves"
 
 
+@pytest.mark.slow
 def test_below_min_workers_it_pauses_until_another_joins(
     processes: Processes, train: Path, gate: Gate, tmp_path: Path
 ) -> None:

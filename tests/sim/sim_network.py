@@ -1,20 +1,25 @@
 """WHEN does a message arrive, if at all? Simulated time, and connections that keep order but promise nothing else.
 
 Used by the other sim files. A connection is two pipes; each can be cut at a point of its own, and the end is seen
-after what was still on its way. Everything random comes from the seed.
+after what was still on its way. Everything random comes from the seed; the modules of a ps look at the clock here.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from random import Random
 from typing import Any
 
 from paceline.errors import ConnectionLost
+from paceline.server import core, desk, service
 from paceline.server.core import Peer
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Reply, Request, encode
+
+UPTIME_S = 1e6  # a machine's clock does not begin with the run
+CLOCKED: tuple[Any, ...] = (core, desk, service)
 
 
 class World:
@@ -47,6 +52,31 @@ class World:
             self.now, _, call, args = heapq.heappop(self._queue)
             call(*args)
         self.faults.append(f"not over after {max_events} events")
+
+
+class Clock:
+    """The `time` that a ps imports."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def monotonic(self) -> float:
+        return UPTIME_S + self._world.now
+
+    perf_counter = monotonic
+
+
+@contextmanager
+def clock_of(world: World) -> Iterator[None]:
+    """Inside, every ps lives in this world's time."""
+    real = [module.time for module in CLOCKED]
+    for module in CLOCKED:
+        module.time = Clock(world)
+    try:
+        yield
+    finally:
+        for module, time in zip(CLOCKED, real, strict=True):
+            module.time = time
 
 
 class Pipe:
@@ -94,7 +124,7 @@ class Outbox:
 
 
 class Connection:
-    """A worker's connection to one ps, with a Channel's face on the side of the ps."""
+    """A connection to one ps, with a Channel's face on the side of the ps."""
 
     lane = "sim"
 
@@ -109,6 +139,7 @@ class Connection:
         self._service = service
         self.up = Pipe(world, self._deliver, lambda: service.ended(self))
         self.down = Pipe(world, on_frame, on_end)
+        service.connections.append(self)
 
     # --- the worker's side ------------------------------------------------------------------------------------
 

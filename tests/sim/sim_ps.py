@@ -1,28 +1,35 @@
 """WHAT would a ps do? The real Service, Desk, Core, ShardState, Rounds, Membership and Budget, without threads.
 
-Only three things are replaced: frames come from the simulated network, a connection's own thread is a delay, and the
-shard holds no numbers: a slot remembers whose gradient lies in it, and an update writes down what it read there.
+Only four things are replaced: frames come from the simulated network, a connection's own thread is a delay, a timer is
+an event, and the shard holds no numbers: a slot remembers whose gradient lies in it, its sum which were added up, and
+an update writes down what it read there.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim_network import Connection, World
+from sim_watch import Watch, WatchedMembership
 
 from paceline.errors import ConnectionLost, ProtocolError
-from paceline.modes.base import Mode
+from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
-from paceline.server.core import Peer, PsConfig
+from paceline.server.core import Core, Peer, PsConfig
+from paceline.server.desk import Answers
 from paceline.server.service import Service
-from paceline.server.state import Answer, ShardState
+from paceline.server.state import Action, Answer, Apply
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, OptimizerSpec
+
+if TYPE_CHECKING:
+    from sim_plan import Plan
 
 LAYOUT = Layout(())
 OPTIMIZER = OptimizerSpec("SGD", [])
 RUN = "simulated"
-
-Gradient = tuple[int, int, int, int]  # worker, incarnation, push id, base version
+LEASE_S = 5.0
+COUNTED = "a gradient that was added up"
 
 
 class Bell:
@@ -54,11 +61,30 @@ class Memory:
 
 
 class Slot:
+    """server/vectors.Slot: the gradient that came last, and the sum of those that were counted before it."""
+
     def __init__(self) -> None:
-        self.arena = self.memory = Memory()
+        self.arena = self.memory = self.parameters = Memory()
         self.bell = self.arena.bell
         self.mask = b""
+        self.weight = 0.0
         self.options: list[Any] = []
+        self.sum: list[Any] | None = None
+
+    def add_up(self, is_first: bool) -> None:
+        assert is_first == (self.sum is None), (
+            f"a sum of {self.sum} is taken for {'a new' if is_first else 'an old'} one"
+        )
+        self.sum = [*(self.sum or ()), self.memory.content]
+        self.memory.content = COUNTED
+
+    def taken(self, has_sum: bool, has_slot: bool) -> list[Any]:
+        """What an update reads here."""
+        gradients: list[Any] = []
+        if has_sum:
+            assert self.sum is not None, "a sum that is not there"
+            gradients, self.sum = self.sum, None
+        return [*gradients, self.memory.content] if has_slot else gradients
 
 
 class Ledger:
@@ -67,11 +93,11 @@ class Ledger:
     layout = LAYOUT
     size_bytes = 0
 
-    def __init__(self, world: World, index: int) -> None:
-        self._world = world
-        self._index = index
+    def __init__(self, service: "SimService") -> None:
+        self._service = service
         self.arena = self.memory = Memory()
         self.updates: list[tuple[Any, ...]] = []
+        self.epochs: list[int] = []  # how often the mode had changed at each update
         self.made: list[Slot] = []
 
     def new_slot(self) -> Slot:
@@ -81,44 +107,59 @@ class Ledger:
     def slots(self) -> tuple[list[Any], list[Any]]:
         return [], []
 
-    def apply(self, slots: list[Slot]) -> None:
-        if not all(s.memory.is_open for s in slots):
-            self._world.faults.append(f"ps:{self._index} read a slot that was freed")
-        self.updates.append(tuple(s.memory.content for s in slots))
+    def apply(self, parts: list[tuple[Slot, bool, bool]], divisor: int, is_waited_for: bool) -> None:
+        if not all(slot.memory.is_open for slot, _, _ in parts):
+            self._service.fault("read a slot that was freed")
+        gradients = tuple(g for slot, has_sum, has_slot in parts for g in slot.taken(has_sum, has_slot))
+        self._service.watch.updates(gradients, divisor, len(self.updates))
+        self.updates.append(gradients)
+        self.epochs.append(self._service.core.state.turn)
 
 
 class SimService(Service):
     """One ps. `deliver` is what its connection threads do with a frame."""
 
-    def __init__(self, world: World, index: int, num_ps: int, num_workers: int, mode: Mode, state: type) -> None:
-        config = PsConfig(index, num_ps, num_workers, RUN, mode, "bytes", 5.0)
+    def __init__(self, world: World, index: int, plan: "Plan") -> None:
+        mode = make_mode(plan.spec, plan.num_workers)
+        config = PsConfig(
+            index, plan.num_ps, plan.num_workers, RUN, mode, "bytes", LEASE_S, plan.expected, plan.min_workers
+        )
         super().__init__(config, b"", lambda task, report: None)
         self.world = world
-        self.ledger = Ledger(world, index)
-        self.core.shard = self.ledger  # type: ignore[assignment]
-        self.core.is_initialised = True
-        if state is not ShardState:
-            self.core.state = state(mode, self.core.members, index == 0)
+        self.connections: list[Connection] = []
+        core = self.core
+        members = core.members = WatchedMembership(plan.num_workers, plan.expected)
+        core.state = plan.state(mode, members, index == 0, plan.min_workers)
+        self.watch = members.watch = Watch(self, may_lose_votes=plan.not_finite > 0)
+        self.ledger = Ledger(self)
+        core.shard = self.ledger  # type: ignore[assignment]
+        core.is_initialised = True
+        core.perform = self._perform  # type: ignore[method-assign]
 
     @property
     def name(self) -> str:
         return f"ps:{self.core.config.index}"
 
+    def fault(self, text: str) -> None:
+        self.world.faults.append(f"{self.name} {text}")
+
+    # --- what threads do --------------------------------------------------------------------------------------
+
     def deliver(self, connection: Connection, frame: Frame) -> None:
         peer = connection.peer
         try:
             self._handle(peer, frame)
-        except ProtocolError as error:
-            self.world.faults.append(f"{self.name} refused a frame of {peer.key}: {error}")
         except ConnectionLost as error:
             if not connection.down.is_ended:
-                self.world.faults.append(f"{self.name} drops {peer.key} because of another's connection: {error}")
+                self.fault(f"drops {peer.key} because of another's connection: {error}")
             connection.shutdown()
-        except (KeyError, AssertionError) as error:
-            self.world.faults.append(f"{self.name} broke over a frame of {peer.key}: {error!r}")
+        except (ProtocolError, KeyError, AssertionError) as error:
+            self.fault(f"broke over a frame of {peer.key}: {error!r}")
+        self.watch.looks()
 
     def _handle(self, peer: Peer, frame: Frame) -> None:
         if frame.kind == Kind.PUSH:
+            self.watch.pushed(peer, frame)
             self._push(peer, frame)
         elif frame.kind == Kind.STAGE:
             self._stage(peer, frame)
@@ -128,10 +169,32 @@ class SimService(Service):
             self._cold(peer, frame)
 
     def ended(self, connection: Connection) -> None:
+        self.happens(f"at the end of {connection.peer.key}", lambda: self._ended(connection.peer))
+
+    def happens(self, when: str, event: Callable[[], object]) -> None:
+        """Something that no frame brought; it may not break anything."""
         try:
-            self._ended(connection.peer)
-        except (ConnectionLost, KeyError) as error:
-            self.world.faults.append(f"{self.name} broke at the end of {connection.peer.key}: {error!r}")
+            event()
+        except (ConnectionLost, KeyError, AssertionError) as error:
+            self.fault(f"broke {when}: {error!r}")
+        self.watch.looks()
+
+    def _wake_after(self, after_s: float) -> None:
+        late_s = 0.1 * self.world.random.random()  # as timers are
+        self.world.after(after_s + late_s, self.happens, "when it was woken", self._woken)
+
+    # --- what they say ----------------------------------------------------------------------------------------
+
+    def _perform(self, actions: Sequence[Action]) -> Answers:
+        made = len(self.ledger.updates)
+        answers = Core.perform(self.core, actions)
+        for action in actions:
+            if type(action) is Answer:
+                self.watch.answers(action)
+            elif type(action) is Apply:
+                self.watch.writes_down(action.parts, self.ledger.updates[made])
+                made += 1
+        return answers
 
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         """Answers leave without the lock, so anything may happen between the decision and the sending."""
@@ -148,5 +211,7 @@ class SimService(Service):
         """The connection's thread waits; here the answer finds its own way."""
 
 
-def join_of(worker: int, incarnation: int, mode: str, num_ps: int) -> Join:
-    return Join("worker", worker, incarnation, RUN, worker == 0, mode, "bytes", num_ps, LAYOUT, OPTIMIZER)
+def join_of(worker: int, incarnation: int, plan: "Plan") -> Join:
+    return Join(
+        "worker", worker, incarnation, RUN, worker == 0, plan.spec.name, "bytes", plan.num_ps, LAYOUT, OPTIMIZER
+    )

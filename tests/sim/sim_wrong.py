@@ -1,13 +1,20 @@
 """DOES the simulation find anything? Deliberately wrong versions of a ps and of a worker, one rule left out in each."""
 
+import msgspec
 from sim_network import World
+from sim_plan import Plan
 from sim_ps import SimService
-from sim_worker import Doing, Link, Worker
+from sim_task import Doing, Link
+from sim_worker import Worker
 
+from paceline.modes.base import Mode
 from paceline.server.budget import Budget
 from paceline.server.state import Action, ShardState
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Kind
+from paceline.wire.messages import Dial
+
+# --- workers ----------------------------------------------------------------------------------------------------------
 
 
 class VotesBehindStaging(Worker):
@@ -50,12 +57,30 @@ class SavesWithoutCarrying(Worker):
         yield
 
 
+class SaysNothingOfCounted(Worker):
+    """It overwrites its slots for the next gradient, and the other shards do not know that the last one counts."""
+
+    def say_counted(self) -> Doing:
+        return
+        yield
+
+
+class LeavesDecisionsBehind(Worker):
+    """It brings a new mode to the other shards, and not what was decided before it."""
+
+    def adopt(self, dial: Dial) -> Doing:
+        yield from super().adopt(msgspec.structs.replace(dial, decisions=()))
+
+
+# --- what a ps decides ------------------------------------------------------------------------------------------------
+
+
 class FreesOnDisconnect(ShardState):
     """Trap 5: what a worker had staged goes with its connection."""
 
-    def left(self, key: Key) -> list[Action]:
+    def left(self, key: Key, now_s: float = 0.0) -> list[Action]:
         self.staged.pop(key, None)
-        return super().left(key)
+        return super().left(key, now_s)
 
 
 class KeyedByWorker(ShardState):
@@ -70,16 +95,73 @@ class KeyedByWorker(ShardState):
 class ForgetsPushIds(ShardState):
     """A retry is taken for a new push."""
 
-    def push(self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False) -> list[Action]:
+    def push(
+        self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False, now_s: float = 0.0
+    ) -> list[Action]:
         self.applied.pop(key[0], None)
-        return super().push(key, push_id, base, is_finite, is_late)
+        return super().push(key, push_id, base, is_finite, is_late, now_s)
 
 
 class KeepsSlotsOfTheDead(ShardState):
     """Memory grows with every restart."""
 
-    def left(self, key: Key) -> list[Action]:
-        return [a for a in super().left(key) if type(a).__name__ != "Free"]
+    def left(self, key: Key, now_s: float = 0.0) -> list[Action]:
+        return [a for a in super().left(key, now_s) if type(a).__name__ != "Free"]
+
+
+class CountsOldPushes(ShardState):
+    """A push that was sent before the mode changed is an update after it, on a shard that obeys ps:0 by now."""
+
+    def push(
+        self, key: Key, push_id: int, base: int, is_finite: bool = True, is_late: bool = False, now_s: float = 0.0
+    ) -> list[Action]:
+        if self.is_coordinator or not self.mode.has_rounds or (key[1], push_id) <= self.applied.get(key[0], (0, 0)):
+            return super().push(key, push_id, base, is_finite, is_late, now_s)
+        self.applied[key[0]] = key[1], push_id
+        actions: list[Action] = []
+        outcome = self._count(actions, key, push_id, self.version, is_finite)
+        return [*actions, self._answer(key, push_id, outcome)]
+
+
+class AlignsWithoutOffset(ShardState):
+    """Every shard counts rounds as ps:0 does, though it made other updates before."""
+
+    def align(self, mode: Mode, epoch: int, version: int) -> list[Action]:
+        actions = super().align(mode, epoch, version)
+        self.offset = 0
+        return actions
+
+
+class ForgetsTheJoinersClock(ShardState):
+    """A joiner is the slowest, by all the steps that the others made without it."""
+
+    def entered(self, worker: int) -> None:
+        pass
+
+
+class LetsThemRunAhead(ShardState):
+    """Nobody waits for the slowest."""
+
+    def _may_go_on(self, worker: int) -> bool:
+        return not self.lacks
+
+
+class GoesOnBelowTheLeast(ShardState):
+    """Nobody waits for more workers."""
+
+    @property
+    def lacks(self) -> int:
+        return 0
+
+
+class LeavesTheRoundOpen(ShardState):
+    """Those who stand still for another mode are waited for, by a round that the switch waits for."""
+
+    def _waits_for_none(self) -> bool:
+        return not self.is_switching and super()._waits_for_none()
+
+
+# --- how it serves ----------------------------------------------------------------------------------------------------
 
 
 class GrantsTooMuch(Budget):
@@ -92,6 +174,15 @@ class GrantsTooMuch(Budget):
 class LetsOneFallForAnother(SimService):
     """An answer that finds its worker gone ends the connection that it was sent from."""
 
-    def __init__(self, world: World, *args: object) -> None:
-        super().__init__(world, *args)  # type: ignore[arg-type]
+    def __init__(self, world: World, index: int, plan: Plan) -> None:
+        super().__init__(world, index, plan)
         self.core.tell = lambda peer, message: peer.channel.say(message)  # type: ignore[method-assign]
+
+
+class ClosesWhenWoken(SimService):
+    """A grace that was over before its time, because everybody came, ends the next round too."""
+
+    def _woken(self) -> None:
+        state = self.core.state
+        if state.rounds.given:
+            self._answer(self.core.perform(state._close(self.world.now)), None)

@@ -1,41 +1,214 @@
 """WHAT does a ps make of cold requests? Without sockets: a stand-in for the connection."""
 
+import pytest
+
+from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
+from paceline.modes.spec import ModeSpec
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Desk
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
 
 LEASE_S = 5.0
+ASYNC, SYNC = ModeSpec(), ModeSpec(name="sync")
+NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Said:
     """A channel that keeps what was said."""
 
+    bytes_in = bytes_out = 0
+
     def __init__(self) -> None:
         self.messages: list[object] = []
+        self.stream = self
 
     def say(self, message: object) -> None:
         self.messages.append(message)
 
+    def shutdown(self) -> None:
+        pass
+
+
+class Asked:
+    """A desk with its core, and workers that have joined and started."""
+
+    def __init__(self, spec: ModeSpec = SYNC, num_workers: int = 2, index: int = 0, is_started: bool = True) -> None:
+        mode = make_mode(spec, num_workers)
+        self.core = Core(PsConfig(index, 2, num_workers, "r", mode, "bytes", LEASE_S))
+        self.desk = Desk(self.core, lambda task, report: None)
+        self.core.is_started = self.core.is_initialised = is_started
+        self.peers = [self.join(worker) for worker in range(num_workers)]
+
+    def join(self, worker: int, incarnation: int = 1) -> Peer:
+        peer = Peer(Said(), key=(worker, incarnation))  # type: ignore[arg-type]
+        self.core.members.join(worker, incarnation, 0.0)
+        self.core.peers[worker, incarnation] = peer
+        return peer
+
+    def ask(self, peer: Peer | int, message: m.Request) -> list[object]:
+        """What is said to this worker (or stranger) by the time it has asked."""
+        peer = self.peers[peer] if isinstance(peer, int) else peer
+        self.desk.handle(peer, message, NO_FRAME)
+        return self.said(peer)
+
+    def said(self, peer: Peer | int) -> list[object]:
+        """What was said to this worker since we last looked."""
+        channel: Said = (self.peers[peer] if isinstance(peer, int) else peer).channel  # type: ignore[assignment]
+        messages, channel.messages = channel.messages, []
+        return messages
+
+
+def stranger() -> Peer:
+    return Peer(Said())  # type: ignore[arg-type]
+
 
 def test_attaching_is_a_sign_of_life() -> None:
     """Between joining and the first heartbeat a busy ps may have needed longer than a lease to make its shard."""
-    config = PsConfig(
-        index=0,
-        num_ps=1,
-        num_workers=1,
-        run_id="r",
-        mode=make_mode("async", None),
-        placement="bytes",
-        lease_s=LEASE_S,
-    )
-    core = Core(config)
-    desk = Desk(core, lambda task, report: None)
-    core.members.join(0, incarnation=1, now_s=-1000.0)
-    assert core.members.expired(0.0, LEASE_S) == [(0, 1)]
-    said = Said()
-    desk.handle(Peer(said), m.Attach(0, 1), Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0))  # type: ignore[arg-type]
-    assert said.messages == [m.Done()]
-    assert core.members.expired(core.members[0].heard_s, LEASE_S) == []
-    assert core.members[0].heard_s > -1000.0
+    asked = Asked(ASYNC, num_workers=1)
+    asked.core.members.join(0, incarnation=1, now_s=-1000.0)
+    assert asked.core.members.expired(0.0, LEASE_S) == [(0, 1)]
+    assert asked.ask(stranger(), m.Attach(0, 1)) == [m.Done()]
+    assert asked.core.members.expired(asked.core.members[0].heard_s, LEASE_S) == []
+    assert asked.core.members[0].heard_s > -1000.0
+
+
+# --- another mode -----------------------------------------------------------------------------------------------------
+
+
+def test_the_mode_changes_when_everybody_stands_still() -> None:
+    asked, ctl = Asked(), stranger()
+    assert asked.ask(ctl, m.SwitchMode(ASYNC)) == []
+    assert asked.ask(0, m.Ready()) == []
+    dial = m.Dial(1, ASYNC, 0)
+    assert asked.ask(1, m.Ready()) == asked.said(0) == [dial]
+    (told,) = asked.said(ctl)
+    assert isinstance(told, m.Switched)
+    assert (told.before, told.after) == (SYNC, ASYNC)
+    assert told.pause_ms is not None
+    assert [change.mode for change in asked.core.mode_changes] == ["async"]
+    assert not asked.core.state.mode.has_rounds
+
+
+def test_who_does_not_wait_is_told_that_it_is_under_way() -> None:
+    asked = Asked()
+    assert asked.ask(stranger(), m.SwitchMode(ASYNC, waits=False)) == [m.Switched(SYNC, ASYNC, 0, None)]
+    assert asked.core.state.mode.spec == SYNC
+
+
+def test_the_same_mode_again_changes_nothing() -> None:
+    asked = Asked()
+    assert asked.ask(stranger(), m.SwitchMode(SYNC)) == [m.Switched(SYNC, SYNC, 0, 0.0)]
+    assert (asked.core.dial.turn, asked.core.state.is_switching) == (0, False)
+
+
+def test_who_stands_still_for_nothing_goes_on_at_once() -> None:
+    asked = Asked()
+    assert asked.ask(0, m.Ready()) == [asked.core.dial]
+
+
+@pytest.mark.parametrize("leaves", ["pause", "barrier", "close", "drop"])
+def test_a_switch_does_not_wait_for_one_that_does_not_train(leaves: str) -> None:
+    asked = Asked()
+    asked.ask(stranger(), m.SwitchMode(ASYNC))
+    asked.ask(0, m.Ready())
+    if leaves == "drop":
+        asked.core.drop((1, 1))
+    else:
+        asked.ask(1, {"pause": m.Pause(), "barrier": m.Barrier(), "close": m.Close()}[leaves])
+    assert asked.said(0) == [m.Dial(1, ASYNC, 0)]
+
+
+def test_one_that_joins_meanwhile_starts_in_the_new_mode() -> None:
+    asked = Asked(num_workers=2)
+    asked.ask(stranger(), m.SwitchMode(ASYNC))
+    asked.core.members.leave(1, 1)
+    joiner = asked.join(1, incarnation=2)
+    assert asked.ask(joiner, m.Start()) == [], "it waits for the switch"
+    assert asked.ask(0, m.Ready()) == [m.Dial(1, ASYNC, 0)], "and the switch does not wait for it"
+    (started,) = asked.said(joiner)
+    assert isinstance(started, m.Started)
+    assert started.dial == asked.core.dial == m.Dial(1, ASYNC, 0)
+
+
+def test_decisions_that_nobody_has_carried_go_into_the_next_dial_too() -> None:
+    asked = Asked(num_workers=1)
+    asked.core.state.push((0, 1), 1, base=0)  # applied here; ps:1 has not heard of it
+    decisions = ((0, ((0, 1, 1),)),)
+    for epoch, spec in ((1, ASYNC), (2, SYNC)):
+        asked.ask(stranger(), m.SwitchMode(spec))
+        assert asked.ask(0, m.Ready()) == [m.Dial(epoch, spec, 1, decisions)]
+        assert asked.ask(0, m.AskDecisions()) == [m.Carried(decisions)]
+    asked.core.state.push((0, 1), 2, base=1)  # whoever makes an update has carried all that was before
+    assert asked.ask(0, m.AskDecisions()) == [m.Carried(((1, ((0, 1, 1),)),))]
+
+
+@pytest.mark.parametrize(
+    ("asked", "spec", "reason"),
+    [
+        (Asked(index=1), ASYNC, "only ps:0"),
+        (Asked(), ModeSpec(name="local"), "cannot go on in mode local"),
+        (Asked(ModeSpec(name="local")), SYNC, "cannot go on in mode sync"),
+        (Asked(), ModeSpec(name="sync", replicas_to_aggregate=0), "at least 1"),
+        (Asked(), ModeSpec(name="bounded", staleness=-1), "0 or more"),
+        (Asked(is_started=False), ASYNC, "not started"),
+    ],
+    ids=["another ps", "to local", "from local", "K below 1", "S below 0", "too early"],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(asked: Asked, spec: ModeSpec, reason: str) -> None:
+    with pytest.raises((Refused, UsageError), match=reason):
+        asked.ask(stranger(), m.SwitchMode(spec))
+    assert asked.core.wanted is None
+    assert not asked.core.state.is_switching
+
+
+def test_a_run_that_is_over_changes_no_more() -> None:
+    asked = Asked()
+    for worker in range(2):
+        asked.core.members.close(worker)
+    with pytest.raises(PacelineError, match="the run is over"):
+        asked.ask(stranger(), m.SwitchMode(ASYNC))
+
+
+def test_one_change_at_a_time() -> None:
+    asked = Asked()
+    asked.ask(stranger(), m.SwitchMode(ASYNC))
+    with pytest.raises(Refused, match="a change to async is under way"):
+        asked.ask(stranger(), m.SwitchMode(ModeSpec(name="bounded")))
+    assert asked.ask(stranger(), m.SwitchMode(ASYNC, waits=False)) == [m.Switched(SYNC, ASYNC, 0, None)]
+
+
+def test_another_shard_is_told_by_the_workers_and_says_where_its_rounds_begin() -> None:
+    asked = Asked(ASYNC, index=1)
+    asked.core.state.version = 7
+    dial = m.Dial(1, SYNC, 5)
+    assert asked.ask(0, m.Align(dial)) == asked.ask(1, m.Align(dial)) == [m.Aligned(2, 7)]
+    assert asked.core.state.mode.spec == SYNC
+
+
+# --- waiting for each other -------------------------------------------------------------------------------------------
+
+
+def test_a_barrier_lets_out_the_holder_of_a_ticket_that_everybody_waits_for() -> None:
+    """In bounded mode one may wait for a worker that waits for that ticket."""
+    asked = Asked(ModeSpec(name="bounded", staleness=0), num_workers=3)
+    assert asked.ask(2, m.Steps(2)) == [m.Ticket(True, False, 0, asked.core.dial)]
+    assert asked.ask(0, m.Steps(2)) == [m.Ticket(True, False, 0, asked.core.dial)]
+    assert asked.ask(1, m.Steps(2)) == []
+    assert asked.ask(2, m.Barrier()) == []
+    asked.core.state.push((0, 1), 1, base=0)
+    assert asked.core.state.waiting.keys() == {(0, 1)}
+    asked.core.release_barrier()
+    assert asked.said(2) == [asked.core.dial]
+
+
+def test_one_that_trains_does_not_resume() -> None:
+    asked = Asked(ModeSpec(name="bounded", staleness=3))
+    for push_id in (1, 2, 3):
+        asked.core.state.push((0, 1), push_id, base=0)
+    asked.ask(1, m.Resume())
+    assert asked.core.state.clocks.get(1, 0) == 0, "it has done no step"
+    asked.ask(1, m.Pause())
+    asked.ask(1, m.Resume())
+    assert asked.core.state.clocks[1] == 3, "one that trains again is no slower than the slowest"

@@ -241,7 +241,10 @@ def test_every_task_by_hand_has_the_same_run_id(started: Started) -> None:
         (FOUR + " --mode=sync --replicas_to_aggregate=2 --grace-ms=soon", "--grace-ms is 'soon'; use milliseconds"),
         (FOUR + " --mode=sync --replicas_to_aggregate=2 --extra-tokens=-1", "--extra-tokens is -1; it must be 0"),
         (FOUR + " --mode=sync --replicas_to_aggregate=5 --extra-tokens=1", "at most 4 gradients a round"),
-        (FOUR + " --mode=sync --staleness-scale", "--staleness-scale is for async, bounded and local with --outer async"),
+        (
+            FOUR + " --mode=sync --staleness-scale",
+            "--staleness-scale is for async, bounded and local with --outer async",
+        ),
     ],
 )
 def test_bad_flags_are_refused_before_anything_is_made(started: Started, line: str, sentence: str) -> None:

@@ -217,7 +217,7 @@ class Core:
         now_s = time.monotonic()
         before, decisions = state.mode.spec, self.open_decisions
         self.perform(state.switch(make_mode(self.wanted, self.config.num_workers)))
-        self.dial = Dial(state.epoch, self.wanted, state.version, decisions)
+        self.dial = Dial(state.turn, self.wanted, state.version, decisions)
         pause_ms = 1e3 * (now_s - self.standing_since_s) if self.standing else 0.0
         self.mode_changes.append(ModeChange(at_step=state.version, mode=str(self.wanted), pause_ms=pause_ms))
         told = Switched(before, self.wanted, state.version, pause_ms)

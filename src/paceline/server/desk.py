@@ -259,7 +259,7 @@ class Desk:
         with core.lock:
             self._worker(peer)
             mode = make_mode(dial.spec, core.config.num_workers)
-            core.perform(core.state.align(mode, dial.epoch, dial.version))
+            core.perform(core.state.align(mode, dial.turn, dial.version))
             reply = m.Aligned(core.state.offset, core.state.version)
         peer.channel.say(reply)
         return []

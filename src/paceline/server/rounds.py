@@ -33,14 +33,13 @@ class Rounds:
     def __init__(self) -> None:
         self.votes: dict[int, Ballot] = {}
         self.given: dict[int, int] = {}  # worker -> its votes: what a mode asks about
-        self._open: dict[int, tuple[Contributor, ...]] = {}
+        self.open_decisions: tuple[Decision, ...] = ()  # what whoever joins, pulls or ends must carry, oldest first
 
     def vote(self, worker: int, incarnation: int, push_id: int, is_finite: bool, round_: int) -> Ballot | None:
         """None: another incarnation of this worker has voted in this round already. A retry changes nothing."""
         # A vote for round r says that its worker pulled r from every shard: older decisions are applied everywhere.
-        if self._open:
-            for old in [r for r in self._open if r < round_]:
-                del self._open[old]
+        if self.open_decisions:
+            self.open_decisions = tuple(decision for decision in self.open_decisions if decision[0] >= round_)
         ballot = self.votes.get(worker)
         if ballot is None:
             ballot = self.votes[worker] = Ballot(incarnation)
@@ -64,14 +63,9 @@ class Rounds:
         contributors = tuple((w, b.incarnation, b.counted) for w, b in sorted(self.votes.items()) if b.counted)
         self.votes, self.given = {}, {}
         if contributors:
-            self._open[round_] = contributors
+            self.open_decisions = (*self.open_decisions, (round_, contributors))
         return contributors
 
     def forget(self) -> None:
         """All open decisions went into a new dial, which everybody who goes on carries."""
-        self._open = {}
-
-    @property
-    def open_decisions(self) -> tuple[Decision, ...]:
-        """What whoever joins, pulls or ends must carry to the other shards, oldest first."""
-        return tuple(sorted(self._open.items()))
+        self.open_decisions = ()

@@ -106,6 +106,7 @@ class Service:
             for key in core.members.expired(time.monotonic(), core.config.lease_s):
                 if key in core.watches:
                     answers += core.drop(key)
+            self.desk.release_starters()
         self._answer(answers, None)
 
     def _wake_after(self, after_s: float) -> None:

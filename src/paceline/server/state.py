@@ -19,6 +19,7 @@ from paceline.server.rounds import Ballot, Rounds
 from paceline.wire.decisions import Contributor, Decision, Key
 from paceline.wire.frames import Flag, Outcome
 
+EARLY_S = 1e-4  # a grace that ends so soon has ended
 ROUND_SHARE = 0.2  # how much the newest round moves the measured time of a round
 
 
@@ -100,7 +101,7 @@ class ShardState:
     min_workers: int = 1
     version: int = 0
     offset: int = 0  # this shard's version less ps:0's, when rounds began
-    epoch: int = 0  # switches of the mode so far
+    turn: int = 0  # switches of the mode so far
     is_switching: bool = False
     applied: dict[int, Key] = field(default_factory=dict)  # worker -> (incarnation, push id) last dealt with
     staged: dict[Key, Staged] = field(default_factory=dict)
@@ -263,8 +264,10 @@ class ShardState:
             grace_s = self._grace_s()
             if grace_s > 0:
                 return [Wake(grace_s)]
-        elif now_s < self.due_s + self._grace_s():
-            return []
+        else:
+            left_s = self.due_s + self._grace_s() - now_s
+            if left_s > EARLY_S:
+                return [Wake(left_s)]
         return self._close(now_s)
 
     def _waits_for_none(self) -> bool:
@@ -413,16 +416,16 @@ class ShardState:
         self.is_switching = False
         self.ready.clear()
         self.rounds.forget()
-        return self._take_mode(mode, self.epoch + 1)
+        return self._take_mode(mode, self.turn + 1)
 
-    def align(self, mode: Mode, epoch: int, version: int) -> list[Action]:
+    def align(self, mode: Mode, turn: int, version: int) -> list[Action]:
         """On every shard but ps:0: obey the new mode. `version` is ps:0's: rounds are counted from there."""
-        if epoch <= self.epoch:
+        if turn <= self.turn:
             return []
         self.offset = self.version - version
-        return self._take_mode(mode, epoch)
+        return self._take_mode(mode, turn)
 
-    def _take_mode(self, mode: Mode, epoch: int) -> list[Action]:
-        self.mode, self.epoch, self.closed_s = mode, epoch, None
+    def _take_mode(self, mode: Mode, turn: int) -> list[Action]:
+        self.mode, self.turn, self.closed_s = mode, turn, None
         self.clocks.clear()
         return self._drop_staged(self.version)

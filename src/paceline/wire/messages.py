@@ -63,10 +63,10 @@ class Start(Message, frozen=True):
 
 
 class Dial(Message, frozen=True):
-    """The mode that holds from now on: its `epoch` counts switches, `version` is ps:0's at the switch, `decisions`
+    """The mode that holds from now on: its `turn` counts switches, `version` is ps:0's at the switch, `decisions`
     are to be carried to a shard before it obeys."""
 
-    epoch: int
+    turn: int
     spec: ModeSpec
     version: int
     decisions: tuple[Decision, ...] = ()

@@ -257,7 +257,7 @@ class Client:
 
     def adopt(self, dial: m.Dial) -> None:
         """Another mode holds: bring it to the other shards, after what was decided before it, and read all."""
-        if dial.epoch == self.dial.epoch:
+        if dial.turn == self.dial.turn:
             return
         for link in self.links[1:]:
             if dial.decisions:

@@ -1,0 +1,245 @@
+"""HOW does a simulated worker wait? A generator that is woken by frames, and connections that it may make again.
+
+Base of sim_worker. `yield link` waits for a frame of that ps, `yield seconds` computes. Beyond worker/client.py: a
+worker that `retries` connects again with its incarnation after a lost connection and sends its last request once
+more, with the same push id. From ps:0 it first hears which mode holds; if that is another one, its last push is void,
+because nobody can say whether it counted before the change or never will.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from sim_network import Connection
+from sim_ps import join_of
+
+from paceline.errors import ConnectionLost, PacelineError, ProtocolError, Refused
+from paceline.wire import messages as m
+from paceline.wire.frames import WITHOUT_PARAMETERS, Frame, Kind, Outcome
+
+if TYPE_CHECKING:
+    from sim_run import Cluster
+
+Doing = Generator[Any, Any, Any]
+
+
+class Voided(Exception):
+    """The mode has changed since this push was sent, and nobody waited for its worker."""
+
+    def __init__(self, dial: m.Dial) -> None:
+        self.dial = dial
+
+
+class Link:
+    """One ps as this worker sees it."""
+
+    def __init__(self, task: "Task", index: int) -> None:
+        self.index = index
+        self.version = -1
+        self.offset = 0
+        self.inbox: deque[Frame] = deque()
+        self.is_lost = False
+        self.slot: Any = None
+        self.outcomes: dict[int, Outcome] = {}  # what this ps said of each push
+        self._task = task
+        self.connect()
+
+    def connect(self) -> None:
+        self.inbox = deque()
+        self.is_lost = False
+        inbox = self.inbox
+        cluster = self._task.cluster
+        self.connection = Connection(
+            cluster.world,
+            cluster.services[self.index],
+            cluster.plan.shares_memory,
+            lambda frame: self._arrived(inbox, frame),
+            lambda: self._ended(inbox),
+        )
+
+    @property
+    def round(self) -> int:
+        """Its version, as ps:0 counts rounds."""
+        return self.version - self.offset
+
+    def _arrived(self, inbox: deque[Frame], frame: Frame) -> None:
+        inbox.append(frame)
+        if inbox is self.inbox:
+            self._task.wake(self)
+
+    def _ended(self, inbox: deque[Frame]) -> None:
+        if inbox is self.inbox:
+            self.is_lost = True
+            self._task.wake(self)
+
+    def send(self, kind: int, flags: int = 0, push_id: int = 0, tail: bytes = b"", gradient: Any = None) -> None:
+        t = self._task
+        version = max(self.version, 0)
+        frame = Frame(kind, flags, t.index, t.incarnation, 0, 0, len(tail), push_id, version, 0, tail=tail)
+        self.connection.say_up(frame, gradient)
+
+
+class Task:
+    """One process: one incarnation of one worker."""
+
+    dial: m.Dial
+
+    def __init__(self, cluster: "Cluster", index: int, incarnation: int) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.index = index
+        self.incarnation = incarnation
+        self.links: list[Link] = []
+        self.push_id = 0
+        self.is_alive = True
+        self.is_done = False
+        self.is_started = False
+        self.is_leaving = False
+        self.error: PacelineError | None = None
+        self.awaits_others = False  # every push is an update, and ps:1..n are still to answer this one
+        self.late_dial: m.Dial | None = None  # so another mode is taken up after that
+        self._doing = self.run()
+        self._waits_for: Link | None = None
+
+    def run(self) -> Doing:
+        raise NotImplementedError
+
+    def adopt(self, dial: m.Dial) -> Doing:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return f"worker:{self.index}/{self.incarnation}"
+
+    @property
+    def awaited(self) -> str:
+        return f"ps:{self._waits_for.index}" if self._waits_for else "itself"
+
+    # --- being run --------------------------------------------------------------------------------------------
+
+    def wake(self, link: Link | None = None) -> None:
+        """Go on, if this is what was waited for."""
+        if not self.is_alive or self._waits_for is not link:
+            return
+        try:
+            wanted = self._advance(link)
+            while isinstance(wanted, Link) and (wanted.inbox or wanted.is_lost):
+                wanted = self._advance(wanted)
+        except StopIteration:
+            self.is_done = True
+            self.die()
+            return
+        except PacelineError as error:
+            self.error = error
+            self.die()
+            return
+        if isinstance(wanted, Link):
+            self._waits_for = wanted
+        else:
+            self._waits_for = None
+            self.world.after(wanted, self.wake)
+
+    def _advance(self, link: Link | None) -> Any:
+        if link is None:
+            return self._doing.send(None)
+        if link.inbox:
+            return self._doing.send(link.inbox.popleft())
+        return self._doing.throw(ConnectionLost(f"ps:{link.index}"))
+
+    def die(self) -> None:
+        """The process is gone: every connection ends at its own point."""
+        if self.is_alive:
+            self.is_alive = False
+            for link in self.links:
+                link.connection.cut()
+            self.cluster.process_ended(self)
+
+    # --- frames -----------------------------------------------------------------------------------------------
+
+    def note_version(self, link: Link, version: int) -> None:
+        if version < link.version:
+            self.world.faults.append(f"{self.name} saw ps:{link.index} go back from {link.version} to {version}")
+        link.version = version
+
+    def post(self, send: Callable[[], None]) -> None:
+        """Send now; a worker that retries learns of a lost connection when it waits for the answer."""
+        try:
+            send()
+        except ConnectionLost:
+            if not self.cluster.plan.retries:
+                raise
+
+    def ask(self, link: Link, send: Callable[[], None]) -> Doing:
+        self.post(send)
+        return (yield from self.answer(link, send))
+
+    def answer(self, link: Link, send: Callable[[], None], is_push: bool = False) -> Doing:
+        frame = yield from self.received(link, send, is_push)
+        if frame.kind != Kind.ANSWER or frame.push_id != self.push_id:
+            raise ProtocolError(f"ps:{link.index} sent kind {frame.kind} for push {frame.push_id}, not {self.push_id}")
+        if frame.outcome == Outcome.FENCED:
+            raise Refused(f"{self.name} is fenced")
+        if not self.cluster.plan.shares_memory and frame.outcome not in WITHOUT_PARAMETERS:
+            self.note_version(link, frame.version)
+        return frame
+
+    def received(self, link: Link, send: Callable[[], None], is_push: bool = False) -> Doing:
+        while True:
+            try:
+                return (yield link)
+            except ConnectionLost:
+                if not self.cluster.plan.retries:
+                    raise
+                dial = yield from self.reconnect(link)
+                if dial is not None and dial.turn != self.dial.turn:
+                    if is_push:
+                        raise Voided(dial) from None
+                    if self.awaits_others:
+                        self.late_dial = dial
+                    else:
+                        yield from self.rejoin_others()
+                        yield from self.adopt(dial)
+                self.post(send)
+
+    def reconnect(self, link: Link) -> Doing:
+        """Join once more; from ps:0 the mode that holds comes back."""
+        while True:
+            link.connection.cut()
+            link.connect()
+            try:
+                yield from self.join_one(link)
+                if link.index or not self.is_started:
+                    return None
+                link.send(Kind.COLD, tail=m.encode(m.Start()))
+                return self.reply_in((yield link)).dial  # type: ignore[union-attr]
+            except ConnectionLost:
+                continue
+
+    def rejoin_others(self) -> Doing:
+        """It has said goodbye to ps:1..n, and has to tell them of another mode."""
+        if self.is_leaving:
+            for link in self.links[1:]:
+                yield from self.reconnect(link)
+
+    def join_one(self, link: Link) -> Doing:
+        link.send(Kind.COLD, tail=m.encode(join_of(self.index, self.incarnation, self.cluster.plan)))
+        joined = self.reply_in((yield link))
+        assert isinstance(joined, m.Joined)
+        link.slot = link.connection.arenas[1] if link.connection.arenas else None
+        return joined
+
+    def request(self, message: m.Request, link: Link | None = None) -> Doing:
+        """A cold request; to ps:0 unless said otherwise."""
+        to = link or self.links[0]
+        tail = m.encode(message)
+        self.post(lambda: to.send(Kind.COLD, tail=tail))
+        frame = yield from self.received(to, lambda: to.send(Kind.COLD, tail=tail))
+        return self.reply_in(frame)
+
+    def reply_in(self, frame: Frame) -> m.Reply:
+        if frame.kind != Kind.COLD:
+            raise ProtocolError(f"{self.name} got kind {frame.kind} instead of a reply")
+        reply = m.decode(frame.tail)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        return reply  # type: ignore[return-value]

@@ -46,6 +46,7 @@ PURE = [
     "modes",
     "cluster/membership.py",
     "checkpoint/policy.py",
+    "server/actions.py",
     "server/state.py",
     "server/rounds.py",
     "server/budget.py",

@@ -12,7 +12,8 @@ from itertools import cycle
 from paceline.cluster.membership import Membership
 from paceline.modes import make
 from paceline.modes.spec import ModeSpec
-from paceline.server.state import Action, Answer, Apply, ShardState, Wake
+from paceline.server.actions import Action, Answer, Apply, Wake
+from paceline.server.state import ShardState
 from paceline.wire.frames import Flag, Outcome
 
 FAST, MEDIUM, SLOW = (1.0,), (1.15,), (3.3,)

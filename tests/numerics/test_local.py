@@ -389,8 +389,9 @@ def test_a_worker_that_is_stopped_before_its_exchange_adds_no_update() -> None:
         return {}
 
     _, summary = run_cluster(recipe, 2, mode="local", local_steps=2, replicas_to_aggregate=1, ps=2)
-    assert made == [2, 1]
+    assert made == [2, 2]
     assert summary["global_step"] == 1
+    assert [row["discarded"] for row in summary["workers"]] == [0, 1]
 
 
 # --- parameters come and go -----------------------------------------------------------------------------------------
@@ -572,3 +573,38 @@ def test_without_a_cluster_local_changes_nothing(monkeypatch: pytest.MonkeyPatch
         plain.step(0, number)
         ours.step(0, number)
     assert_same(weights(plain.model), weights(ours.model), "alone")
+
+
+def test_what_a_worker_loads_without_leave_is_gone() -> None:
+    """Two workers load ones; only the chief may, before the first step. The other's values are no delta."""
+
+    def recipe(job: Job) -> Returned:
+        model = job.make(lambda: nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        job.prepare(model, optimizer)
+        if job.index == 1:
+            model.load_state_dict({name: torch.full_like(value, 7.0) for name, value in model.state_dict().items()})
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        job.ctx.barrier()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    returned, _ = run_cluster(recipe, 2, mode="local", local_steps=2)
+    want = Job.make(lambda: nn.Linear(3, 2)).state_dict()
+    for got in returned:
+        assert all(torch.equal(got[name], value) for name, value in want.items())
+
+
+def test_steps_after_the_last_exchange_are_pushed_at_the_end() -> None:
+    def recipe(job: Job) -> Returned:
+        training = adamw(model_of())
+        job.prepare(training.model, training.optimizer)
+        for number in range(5):
+            training.step(job.index, number)
+        return {}
+
+    _, summary = run_cluster(recipe, 1, mode="local", local_steps=2)
+    assert summary["global_step"] == 3
+    assert summary["workers"][0]["steps"] == 5

@@ -110,3 +110,42 @@ def test_a_scaler_is_refused() -> None:
 
     with pytest.raises(TrainingFailed, match="before a GradScaler has unscaled them"):
         paceline.launch(work, workers=1, lane="tcp", overlap=True)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_a_backward_while_the_last_push_is_not_answered_and_a_pull_before_step(num_ps: int) -> None:
+    """Buckets must not overwrite what a ps still reads, nor believe in what a pull has overwritten."""
+
+    def train(ctx: paceline.Context) -> list[torch.Tensor]:
+        with LOCK:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(600, 700), nn.Linear(700, 900))
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.full((1, 600), float(step))).mean().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        sum(parameter.sum() for parameter in model.parameters()).backward()  # no forward pass: the answer is pending
+        ctx.pull()
+        optimizer.step()
+        return [value.clone() for value in model.state_dict().values()]
+
+    got: dict[bool, list[torch.Tensor]] = {}
+    for overlap in (False, True):
+        keep = got.setdefault(overlap, [])
+        options: dict[str, Any] = {"ps": num_ps, "workers": 1, "mode": "sync", "lane": "tcp", "overlap": overlap}
+        paceline.launch(lambda ctx, keep=keep: keep.extend(train(ctx)), **options)
+    assert all(torch.equal(a, b) for a, b in zip(got[False], got[True], strict=True))
+
+
+def test_an_error_of_the_sending_thread_reaches_step() -> None:
+    def work(ctx: paceline.Context) -> None:
+        model = nn.Linear(600, 700)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+        ctx._trainee._overlap._outgoing.as_laid_out = None  # what is called next is no function
+        model(torch.ones(1, 600)).mean().backward()
+        optimizer.step()
+
+    with pytest.raises(TrainingFailed, match="not callable"):
+        paceline.launch(work, workers=1, lane="tcp", overlap=True)

@@ -15,10 +15,10 @@ from sim_watch import Watch, WatchedMembership
 from paceline.errors import ConnectionLost, ProtocolError
 from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
+from paceline.server.actions import Action, Answer, Apply
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Answers
 from paceline.server.service import Service
-from paceline.server.state import Action, Answer, Apply
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, OptimizerSpec
 

@@ -199,6 +199,7 @@ class Task:
                     else:
                         yield from self.rejoin_others()
                         yield from self.adopt(dial)
+                        yield from self.pull()
                 self.post(send)
 
     def reconnect(self, link: Link) -> Doing:

@@ -8,8 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.membership import Membership
+from paceline.server.actions import Answer, Part
 from paceline.server.core import Peer
-from paceline.server.state import Answer, Part
+from paceline.server.state import EARLY_S
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Flag, Frame
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sim_ps import SimService
 
 Gradient = tuple[int, int, int, int]  # worker, incarnation, push id, base version (in rounds: ps:0's)
-A_MOMENT_S = 1e-6
+A_MOMENT_S = EARLY_S + 1e-6
 
 
 class WatchedMembership(Membership):
@@ -49,18 +50,26 @@ class Watch:
         self._may_lose_votes = may_lose_votes  # gradients that are not finite are votes, and in no update
         self._done: Counter[int] = Counter()  # bounded: steps of each worker, a joiner's as many as the slowest's
         self._epoch = 0
+        self._alone: int | None = None  # began to train when nobody did
         self._arrived_s: dict[tuple[int, int, int], float] = {}
         self.open: dict[Key, tuple[int, bool]] = {}  # pushes without an answer: id, and whether all steps were made
         self.received: Counter[int] = Counter()  # pushes of each worker, without retries
         self.specs = [service.core.dial.spec]  # the mode of each epoch
 
     def entered(self, worker: int) -> None:
-        """It joined, or trains again."""
-        self._forget_old_mode()
+        """It joined, or trains again. If nobody else trains, any clock will do: then it is the one that it is given."""
+        self._catch_up()
         others = [self._done[w] for w in self._core.members.training if w != worker]
-        self._done[worker] = max(self._done[worker], min(others, default=0))
+        if others:
+            self._done[worker] = max(self._done[worker], min(others))
+        else:
+            self._alone = worker
 
-    def _forget_old_mode(self) -> None:
+    def _catch_up(self) -> None:
+        """Before anything is looked at: a new mode starts all clocks."""
+        if self._alone is not None:
+            self._done[self._alone] = max(self._done[self._alone], self._core.state.clocks.get(self._alone, 0))
+            self._alone = None
         if self._epoch != self._core.state.turn:
             self._epoch = self._core.state.turn
             self._done.clear()
@@ -71,7 +80,7 @@ class Watch:
         core, key = self._core, peer.key
         if not self._is_first or key is None or core.peers.get(key) is not peer:
             return
-        self._forget_old_mode()
+        self._catch_up()
         is_late = core.is_late(frame.flags)
         self.open[key] = frame.push_id, is_late
         if (name := (*key, frame.push_id)) in self._arrived_s:
@@ -153,7 +162,7 @@ class Watch:
         state = self._core.state
         if not self._is_first:
             return
-        self._forget_old_mode()
+        self._catch_up()
         if self._lacks:
             return
         if state.mode.has_rounds:

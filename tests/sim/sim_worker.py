@@ -59,8 +59,11 @@ class Worker(Task):
     def may_go_on(self, total: int) -> Doing:
         if self.has_ticket:
             return True
+        turn = self.dial.turn
         reply = yield from self.ask_first(m.Steps(total))
         assert isinstance(reply, m.Ticket)
+        if self.dial.turn != turn:
+            yield from self.pull()
         return reply.is_granted
 
     def pause(self) -> Doing:
@@ -183,6 +186,7 @@ class Worker(Task):
         self.has_ticket = bool(first.flags & Flag.TICKET)
         if first.flags & Flag.SWITCH:
             yield from self.ask_first(m.Ready())
+            yield from self.pull()
 
     def give_up_push(self, dial: m.Dial) -> Doing:
         self.late_dial = dial
@@ -212,9 +216,11 @@ class Worker(Task):
         dial, self.awaits_others, self.late_dial = self.late_dial, False, None
         if dial is not None:
             yield from self.adopt(dial)
+            yield from self.pull()
 
     def adopt(self, dial: m.Dial) -> Doing:
         if dial.turn == self.dial.turn:
+            self.take_dial(dial)
             return
         for link in self.links[1:]:
             if dial.decisions:
@@ -224,7 +230,7 @@ class Worker(Task):
             link.offset = reply.offset
         self.take_dial(dial)
         self.adopted = dial.turn
-        yield from self.pull()
+        self.has_ticket = False  # context: a ticket of the mode before is none in the next one
 
     def take_dial(self, dial: m.Dial) -> None:
         self.dial = dial

@@ -9,6 +9,10 @@ RETRYING = Plan(1, 4, "async", cuts=3, retries=True, deaths=2, pauses=0.1, not_f
 RESTARTING = Plan(
     1, 4, bounded(1), False, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, retries=True, ps_restarts=2
 )  # fmt: skip
+ENDING = Plan(
+    1, 2, of_n(2, extra_tokens=3, grace_share=0.5), False, steps=2, total=14, deaths=1, zombies=1, pauses=0.1,
+    retries=True, switches=8, ps_restarts=3, span=30.0,
+)  # fmt: skip
 EVICTING = Plan(
     2, 3, local("async"), steps=4, total=8, restarts=0.3, evictions=1, zombies=1, retries=True, switches=8, span=30.0
 )  # fmt: skip
@@ -35,6 +39,8 @@ EVICTING = Plan(
         pytest.param(Plan(2, 2, steps=3, deaths=1, restarts=0.0), 81, id="the last one carries before it saves"),
         # A worker was given up before its last frames were read; its join was taken for a new life.
         pytest.param(Plan(2, 3, deaths=4, restarts=0.2), 239, id="who was given up does not come back"),
+        # The same for a second life: what was said of it was taken for its first one, and its join for a third.
+        pytest.param(ENDING, 279039, id="who was given up again does not come back"),
         # A worker died after closing at ps:1 and before closing at ps:0; ps:1 refused its successor.
         pytest.param(Plan(2, 2, deaths=4, steps=3), 741, id="only ps:0 says who is done"),
     ],
@@ -76,7 +82,7 @@ def test_seeds_of_the_dial_that_failed_once(plan: Plan, seed: int) -> None:
         pytest.param(Plan(2, 1, switches=3, deaths=3), 1, id="decisions outlive two switches"),
         # The last worker's end closed a round and let the mode change; the decision was in a dial that it never saw.
         pytest.param(
-            Plan(2, 2, switches=4, deaths=2, restarts=0.2, steps=3, span=100.0), 161, id="the last one asks for it all"
+            Plan(2, 2, switches=8, deaths=3, restarts=0.7, steps=3, span=100.0), 516, id="the last one asks for it all"
         ),
         # A lease that ran out let the mode change, but not those start who had joined meanwhile; the next change came
         # first, and waited for them.

@@ -3,7 +3,8 @@
 from paceline.cluster.membership import Membership
 from paceline.modes import make
 from paceline.modes.spec import ModeSpec
-from paceline.server.state import Action, Answer, Apply, Free, Part, ShardState
+from paceline.server.actions import Action, Answer, Apply, Free, Part
+from paceline.server.state import ShardState
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Outcome
 

@@ -203,6 +203,16 @@ def test_a_barrier_lets_out_the_holder_of_a_ticket_that_everybody_waits_for() ->
     assert asked.said(2) == [asked.core.dial]
 
 
+def test_one_that_is_lost_before_it_joined_comes_too_late_and_its_successor_does_not() -> None:
+    asked = Asked(num_workers=2)
+    asked.ask(stranger(), m.Lost(1, incarnation=2))
+    assert asked.core.members.gone == [1]
+    assert not asked.core.members.join(1, incarnation=2, now_s=0.0)
+    assert asked.core.members.join(1, incarnation=3, now_s=0.0)
+    asked.ask(stranger(), m.Lost(1, incarnation=2))
+    assert asked.core.members.gone == [], "that was said of another one"
+
+
 def test_one_that_trains_does_not_resume() -> None:
     asked = Asked(ModeSpec(name="bounded", staleness=3))
     for push_id in (1, 2, 3):

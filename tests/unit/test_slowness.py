@@ -2,9 +2,10 @@
 
 import pytest
 
+from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.worker.slowness import Slowness, of, parse
+from paceline.worker.slowness import Slowness, of
 
 
 class Time:

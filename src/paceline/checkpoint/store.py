@@ -2,7 +2,7 @@
 
 Called by the worker that ends last and by ctx.save, with bytes that a ps gave. Independent of the number of ps.
 
-    checkpoints/step-00001200/ model.safetensors optimizer.safetensors state.json MANIFEST.json
+    checkpoints/step-00001200/ model.safetensors optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
 """
 
 import hashlib

@@ -89,11 +89,11 @@ class Membership:
         self._set(worker, Phase.GONE)
         return True
 
-    def lose(self, worker: int) -> None:
+    def lose(self, worker: int, incarnation: int | None = None) -> None:
         """Whoever starts tasks says: this incarnation will not come back. A newer one may."""
         member = self._members[worker]
         if member.phase is not Phase.CLOSED:
-            member.incarnation = max(member.incarnation, 1)  # one that is on its way comes too late
+            member.incarnation = max(member.incarnation, incarnation or 1)  # one that is on its way comes too late
             self._set(worker, Phase.LOST)
 
     def expired(self, now_s: float, lease_s: float) -> list[tuple[int, int]]:

@@ -14,11 +14,10 @@ from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.modes import spec
 from paceline.params.placement import PLACEMENTS
+from paceline.params.recast import MASTERS, WIRES
 from paceline.transport import LANES
 
 DATA = ("shard", "full")
-WIRE = ("float32", "bfloat16", "float16")
-MASTER = ("float32", "model")
 PLAIN = Settings(run_id="")
 
 
@@ -32,8 +31,8 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _one_of("placement", settings.placement, PLACEMENTS)
     _one_of("lane", settings.lane, ["auto", *LANES])
     _one_of("data", settings.data, DATA)
-    _one_of("wire", settings.wire, WIRE)
-    _one_of("master", settings.master, MASTER)
+    _one_of("wire", settings.wire, WIRES)
+    _one_of("master", settings.master, MASTERS)
     _check_mode(settings, len(cluster.workers))
     _check_counts(settings, len(cluster.workers))
     _check_slow(settings.slow, cluster)

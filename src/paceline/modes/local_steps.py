@@ -3,7 +3,7 @@
 worker:  loop: pull w; v = w; H times: v = optimizer(v, gradient(v)); push w - v
 ps:      as sync (k of n too) or as async, with the deltas as gradients of an outer SGD with Nesterov momentum
 
-The questions are those of the outer mode; that gradients are deltas is known to worker and shard alone.
+The questions are those of the outer mode; that gradients are deltas is known to the worker alone.
 """
 
 from paceline.modes.each_push import EachPush

@@ -17,9 +17,10 @@ from paceline.errors import ConnectionLost
 from paceline.modes import make as make_mode
 from paceline.modes.base import Mode
 from paceline.modes.spec import ModeSpec
+from paceline.server.actions import Action, Add, Answer, Apply, Free, Part, Wake
 from paceline.server.budget import Budget
 from paceline.server.shard import Shard
-from paceline.server.state import Action, Add, Answer, Apply, Free, Part, ShardState, Wake
+from paceline.server.state import ShardState
 from paceline.server.vectors import Slot
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.records import ModeChange, PsReport
@@ -214,6 +215,9 @@ class Core:
         still = {key[0] for key in (*self.standing, *self.in_barrier, *self.ticket_waiters, *self.starters)}
         if not self.members.training <= still:
             return
+        if self.members.is_over:
+            self._give_up_switch("the run ended before its mode could change")
+            return
         now_s = time.monotonic()
         before, decisions = state.mode.spec, self.open_decisions
         self.perform(state.switch(make_mode(self.wanted, self.config.num_workers)))
@@ -229,6 +233,12 @@ class Core:
         self.standing.clear()
         self.switchers.clear()
         self.release_tickets()
+
+    def _give_up_switch(self, reason: str) -> None:
+        self.wanted, self.state.is_switching = None, False
+        for peer in self.switchers:
+            self.tell(peer, Failed(reason))
+        self.switchers.clear()
 
     @property
     def open_decisions(self) -> tuple[Decision, ...]:

@@ -16,10 +16,10 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import check
 from paceline.params.layout import difference
 from paceline.params.placement import place
+from paceline.server.actions import Answer
 from paceline.server.budget import Budget
 from paceline.server.core import Core, Peer
 from paceline.server.shard import Shard
-from paceline.server.state import Answer
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame
 
@@ -372,7 +372,7 @@ class Desk:
             if member is not None and member.incarnation <= (message.incarnation or member.incarnation):
                 if member.phase in (Phase.TRAINING, Phase.PAUSED):
                     answers = core.drop((message.worker, member.incarnation))
-                core.members.lose(message.worker)
+                core.members.lose(message.worker, message.incarnation)
                 answers += self._changed()
                 core.release_barrier()
                 self.release_starters()

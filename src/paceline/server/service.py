@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from paceline.errors import AuthenticationError, ConnectionLost, PacelineError, ProtocolError
+from paceline.server.actions import Answer
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Answers, Desk, Report
-from paceline.server.state import Answer
 from paceline.transport import LANES
 from paceline.transport.base import Buffer, Listener, Stream
 from paceline.transport.channel import accept
@@ -43,6 +43,9 @@ class Service:
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
+        self._waking = threading.Condition()
+        self._wake_s: list[float] = []
+        self._has_waker = False
         self.core.wake_after = self._wake_after
 
     # --- life -------------------------------------------------------------------------------------------------
@@ -110,14 +113,33 @@ class Service:
         self._answer(answers, None)
 
     def _wake_after(self, after_s: float) -> None:
-        timer = threading.Timer(after_s, self._woken)
-        timer.daemon = True
-        timer.start()
+        """A grace ends then. One thread waits for all of them, and is there once the first one came."""
+        with self._waking:
+            self._wake_s.append(time.monotonic() + after_s)
+            self._waking.notify()
+            if not self._has_waker:
+                self._has_waker = True
+                self._start("waker", self._wake_when_due)
+
+    def _wake_when_due(self) -> None:
+        while not self._over.is_set():
+            with self._waking:
+                now_s = time.monotonic()
+                left_s = min(self._wake_s, default=now_s + TICK_S) - now_s
+                if left_s > 0:
+                    self._waking.wait(min(left_s, TICK_S))
+                    continue
+                self._wake_s = [at_s for at_s in self._wake_s if at_s > now_s]
+            try:
+                self._woken()
+            except Exception as error:  # as in _serve: end the ps, loudly
+                self._failure = self._failure or error
+                self._over.set()
 
     def _woken(self) -> None:
         core = self.core
         with core.lock:
-            answers = core.perform(core.state.changed(time.monotonic()))
+            answers = core.perform(core.state.look_again(time.monotonic()))
         self._answer(answers, None)
 
     # --- connections ------------------------------------------------------------------------------------------

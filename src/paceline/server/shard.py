@@ -83,14 +83,15 @@ class Shard:
         if options is not self.options:
             self._set_options(options)
         vectors: list[Vector] = []
-        has_gaps = False
         for slot, has_sum, has_slot in parts:
             if has_sum:
                 assert slot.sum is not None
                 vectors.append(slot.sum)
             if has_slot:
                 vectors.append(slot)
-            has_gaps = has_gaps or bool(slot.mask) or (has_sum and bool(slot.sum and slot.sum.mask))
+        has_gaps = False
+        for vector in vectors:
+            has_gaps = has_gaps or bool(vector.mask)
         if has_gaps:
             self._split_where_torn(vectors)
         if len(vectors) > 1:

@@ -15,62 +15,13 @@ from typing import NamedTuple
 from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
 from paceline.modes.base import Mode
+from paceline.server.actions import Action, Add, Answer, Apply, Free, Part, Wake
 from paceline.server.rounds import Ballot, Rounds
 from paceline.wire.decisions import Contributor, Decision, Key
 from paceline.wire.frames import Flag, Outcome
 
 EARLY_S = 1e-4  # a grace that ends so soon has ended
 ROUND_SHARE = 0.2  # how much the newest round moves the measured time of a round
-
-
-class Part(NamedTuple):
-    """What one worker gives to an update: the sum of its counted gradients, the one in its slot, or both."""
-
-    key: Key
-    push_id: int
-    gradients: int = 1
-    has_sum: bool = False
-    has_slot: bool = True
-
-
-class Apply(NamedTuple):
-    """Make one update from these, in this order; its lr divided by `divisor`."""
-
-    parts: tuple[Part, ...]
-    divisor: int = 1
-
-
-class Add(NamedTuple):
-    """Add the gradient in this worker's slot to its sum: it is counted, and the slot is needed again."""
-
-    key: Key
-    is_first: bool
-
-
-class Answer(NamedTuple):
-    """Tell this worker what became of its push, and that it may read `version` now."""
-
-    key: Key
-    push_id: int
-    outcome: Outcome
-    version: int
-    decisions: tuple[Decision, ...] = ()
-    flags: int = 0
-
-
-class Free(NamedTuple):
-    """Nobody will read this gradient slot again."""
-
-    key: Key
-
-
-class Wake(NamedTuple):
-    """Ask again after so many seconds: a grace ends then."""
-
-    after_s: float
-
-
-Action = Apply | Add | Answer | Free | Wake
 
 
 class Staged(NamedTuple):
@@ -108,6 +59,7 @@ class ShardState:
     waiting: dict[Key, Held] = field(default_factory=dict)
     ready: set[Key] = field(default_factory=set)  # those who stand still until the mode has changed
     clocks: dict[int, int] = field(default_factory=dict)  # bounded: worker -> steps done
+    floor: int = 0  # what the slowest had done, at most
     discarded: Counter[int] = field(default_factory=Counter)
     not_finite: Counter[int] = field(default_factory=Counter)
     staleness: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -194,7 +146,9 @@ class ShardState:
         return self.mode.may_read(self.clocks.get(worker, 0) - self._slowest())
 
     def _slowest(self) -> int:
-        return min((self.clocks.get(w, 0) for w in self.members.training), default=0)
+        slowest = min((self.clocks.get(w, 0) for w in self.members.training), default=0)
+        self.floor = max(self.floor, slowest)
+        return slowest
 
     @property
     def lacks(self) -> int:
@@ -214,10 +168,12 @@ class ShardState:
         return self._answer(key, held.push_id, told, Flag.WAITED)
 
     def entered(self, worker: int) -> None:
-        """A worker has joined, or trains again: bounded mode's clock takes it as no slower than the slowest."""
+        """A worker has joined, or trains again: bounded mode's clock takes it as no slower than the slowest, and if
+        nobody else trains, as no slower than the slowest was before."""
+        self.closed_s = None
         if self.mode.keeps_clocks:
             others = [self.clocks.get(w, 0) for w in self.members.training if w != worker]
-            self.clocks[worker] = max(self.clocks.get(worker, 0), min(others, default=0))
+            self.clocks[worker] = max(self.clocks.get(worker, 0), min(others, default=self.floor))
 
     # --- rounds, on ps:0 --------------------------------------------------------------------------------------
 
@@ -398,7 +354,12 @@ class ShardState:
         return free + self.changed(now_s)
 
     def changed(self, now_s: float = 0.0) -> list[Action]:
-        """Who trains has changed (pause, barrier, close, loss), or a grace may be over."""
+        """Who trains has changed (pause, barrier, close, loss)."""
+        self.closed_s = None  # how long this round takes says nothing about others
+        return self.look_again(now_s)
+
+    def look_again(self, now_s: float = 0.0) -> list[Action]:
+        """A grace may be over, or somebody need not wait any more."""
         if not self.is_coordinator:
             return []
         return self.close_if_due(now_s) if self.mode.has_rounds else self.release(now_s)
@@ -428,4 +389,5 @@ class ShardState:
     def _take_mode(self, mode: Mode, turn: int) -> list[Action]:
         self.mode, self.turn, self.closed_s = mode, turn, None
         self.clocks.clear()
+        self.floor = 0
         return self._drop_staged(self.version)

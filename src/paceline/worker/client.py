@@ -1,7 +1,7 @@
 """HOW does a worker push and pull? The verbs over all ps, in the order that the one-decision protocol wants.
 
 Used by worker/torch (and other frameworks' files): no framework here, memory is bytes. One request at a time, always
-from the thread that trains; only heartbeats come from a thread of their own.
+from the thread that trains; only heartbeats (and with --overlap, buckets) come from a thread of their own.
 
 A step in a mode with rounds and several ps (server/rounds has the other side):
 
@@ -85,6 +85,7 @@ class Client:
         self._arena = arena
         self._ended = threading.Event()
         self._watch: Channel | None = None
+        self._owed = 0  # answers that are still to come on that connection
         self.links: list[Link] = []
         self.push_id = 0
         self.is_pending = False
@@ -170,22 +171,39 @@ class Client:
 
     def status(self) -> m.Status:
         """Who is missing and whom the round waits for; asked beside a connection that waits."""
-        assert self._watch is not None
         try:
-            reply, _ = self._watch.ask(m.AskStatus(), limit_s=STATUS_S)
+            reply = self._ask_beside(m.AskStatus(), STATUS_S)
         except WaitTimeout:
             return m.Status([], [], 0)  # ps:0 itself is what we wait for
         if not isinstance(reply, m.Status):
             raise ProtocolError("ps:0 does not know its status")
         return reply
 
-    def ask_beside(self, request: m.Request) -> m.Reply:
-        """A question to ps:0 that does not touch the connection that trains; a refusal is raised."""
-        assert self._watch is not None
-        reply, _ = self._watch.ask(request)
+    def switch_mode(self, spec: ModeSpec) -> None:
+        """Ask ps:0 for another mode, beside the connection that trains; a refusal is raised."""
+        reply = self._ask_beside(m.SwitchMode(spec, waits=False), self._me.wait_s)
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
-        return reply
+        if not isinstance(reply, m.Switched):
+            raise ProtocolError(f"ps:0 answered SwitchMode with {type(reply).__name__}")
+
+    def _ask_beside(self, request: m.Request, limit_s: float) -> m.Reply:
+        """A question that the heartbeat's connection carries. An answer that came too late for another one is read
+        and left alone."""
+        assert self._watch is not None
+        self._owed += 1
+        self._watch.say(request)
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                frame = self._watch.recv_cold()
+            except WaitTimeout:
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            self._owed -= 1
+            if self._owed == 0:
+                return m.decode(frame.tail)  # type: ignore[return-value]
 
     # --- the two verbs ----------------------------------------------------------------------------------------
 
@@ -234,9 +252,13 @@ class Client:
             elif len(self.links) > 1:
                 self._take_others(was_held=bool(first.flags & Flag.WAITED))
         self.is_pending = False
+        has_ticket = bool(first.flags & Flag.TICKET)
         if first.flags & Flag.SWITCH:
+            turn = self.dial.turn
             self.ask(m.Ready())
-        return Taken(Outcome(first.outcome), bool(first.flags & Flag.TICKET))
+            self.pull()
+            has_ticket = has_ticket and self.dial.turn == turn
+        return Taken(Outcome(first.outcome), has_ticket)
 
     def _say_counted(self) -> None:
         """The round is still open and we may add to it: every shard keeps what was counted before the slot is
@@ -256,8 +278,10 @@ class Client:
                 link.read(self.push_id)
 
     def adopt(self, dial: m.Dial) -> None:
-        """Another mode holds: bring it to the other shards, after what was decided before it, and read all."""
+        """Another mode holds: bring it to the other shards, after what was decided before it. Whoever wants parameters
+        of that mode pulls."""
         if dial.turn == self.dial.turn:
+            self._take_dial(dial)  # ours is what we were started with; ps:0's counts
             return
         for link in self.links[1:]:
             if dial.decisions:
@@ -267,7 +291,6 @@ class Client:
                 raise ProtocolError(f"ps:{link.index} answered Align with {type(reply).__name__}")
             link.offset = reply.offset
         self._take_dial(dial)
-        self.pull()
 
     def _take_dial(self, dial: m.Dial) -> None:
         self.dial = dial

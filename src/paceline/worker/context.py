@@ -42,6 +42,7 @@ class Context:
         self._samples = 0
         self._weight: float | None = None
         self.training_loader: Any = None  # whose batches are the samples of a push
+        self._place = self.worker_index, self.num_workers
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
         self._is_assigning = False
@@ -186,7 +187,7 @@ class Context:
             yield from range(total)
             return
         trainee, number = self._trainee, 0
-        trainee.wants_ticket = True
+        trainee.wants_ticket = trainee.is_budgeted = True
         try:
             while self._has_ticket(total):
                 yield number
@@ -198,8 +199,12 @@ class Context:
     def _has_ticket(self, total: int) -> bool:
         if self._trainee.has_ticket:
             return True
+        turn = self._trainee.client.dial.turn
         ticket = self._ask(m.Steps(total))
-        return isinstance(ticket, m.Ticket) and ticket.is_granted
+        if self._trainee.client.dial.turn != turn:
+            self._trainee.refresh()
+        self._trainee.has_ticket = isinstance(ticket, m.Ticket) and ticket.is_granted
+        return bool(self._trainee.has_ticket)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
@@ -274,14 +279,16 @@ class Context:
         spec = spec_of(name, **numbers)
         if self._trainee is not None:
             check_mode(spec, self.num_workers)
-            self._trainee.client.ask_beside(m.SwitchMode(spec, waits=False))
+            self._trainee.client.switch_mode(spec)
 
     def place(self) -> tuple[int, int]:
         """Which worker of how many this is among those that train now; for an elastic cluster's shares of the data."""
         if not self.is_elastic:
             return self.worker_index, self.num_workers
         live = self._trainee.client.status().live if self._trainee is not None else []
-        return (live.index(self.worker_index), len(live)) if self.worker_index in live else (0, 1)
+        if self.worker_index in live:  # else: ps:0 did not answer in time
+            self._place = live.index(self.worker_index), len(live)
+        return self._place
 
     @property
     def is_elastic(self) -> bool:
@@ -300,6 +307,8 @@ class Context:
             yield
             if self.is_chief:
                 self._trainee.assign_parameters()
+            else:
+                self._trainee.forget_steps()
         finally:
             self._is_assigning = False
         self.barrier()
@@ -344,7 +353,7 @@ class Context:
                 self._leave()
         finally:
             if self._trainee is not None:
-                self._trainee.client.close()
+                self._trainee.close()
             if self._evaluator is not None:
                 self._evaluator.close()
             self._reporter.close()
@@ -389,8 +398,12 @@ class Context:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _ask(self, request: m.Request) -> m.Reply:
+        """Ask ps:0, with the last answer taken. A ticket of the mode before is none in the next one."""
         self._trainee.settle()
-        reply: m.Reply = self._trainee.client.ask(request)
+        client = self._trainee.client
+        turn = client.dial.turn
+        reply: m.Reply = client.ask(request)
+        self._trainee.has_ticket = self._trainee.has_ticket and client.dial.turn == turn
         return reply
 
     def _require_cluster(self) -> Assignment:

@@ -138,12 +138,14 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
     """After model.load_state_dict: the chief's values go to the ps, before the first step or inside assign()."""
     if ctx.may_assign():
         trainee.assign_parameters()
+    else:
+        trainee.forget_steps()
 
 
 def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
     assert ctx.assignment is not None
     data = ctx.assignment.settings.data if shard else "full"
-    shared = share(loader, ctx.worker_index, ctx.num_workers, seed, data, ctx.say, ctx.place)
+    shared = share(loader, *ctx.place(), seed, data, ctx.say, ctx.place if ctx.is_elastic else None)
     if not trains:
         return note_epochs(shared, ctx.clock.epoch)
     ctx.training_loader = shared

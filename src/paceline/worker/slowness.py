@@ -11,8 +11,6 @@ from collections.abc import Callable
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 
-__all__ = ["Slowness", "mark", "of", "parse"]
-
 
 class Slowness:
     """Makes steps take `factor` times as long; the time that `waited` is told of is left out.

@@ -52,6 +52,7 @@ class Trainee:
         self.arena = Arena.private(self.plan.total_bytes)
         self._on_device: torch.Tensor | None = None
         self._bind()
+        self._overlap: Overlap | None = None
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
         self._option_names = tuple(optimizer.defaults)
         values = [value for group in optimizer.param_groups for value in group.values()]
@@ -65,6 +66,7 @@ class Trainee:
         self.steps = 0
         self.pushes = 0
         self.wants_ticket = False
+        self.is_budgeted = False  # ctx.steps(total) was used: nothing counts beyond it
         self.has_ticket = False
         self.last_outcome = Outcome.APPLIED
         self.discarded = 0
@@ -72,7 +74,8 @@ class Trainee:
         self._not_finite_in_a_row = 0
         self.seen_samples = 0  # of batches that the loader gave since the last push
         self.own_weight: float | None = None  # what the script says instead
-        self._sent_weight = 0.0
+        self._weight = 0.0
+        self._sent_weight: float | None = 0.0
 
     def make_spec(self) -> OptimizerSpec:
         """What the ps shall run."""
@@ -151,7 +154,7 @@ class Trainee:
     def _make_overlap(self) -> Overlap | None:
         if not self._me.overlaps:
             return None
-        made = Overlap(self.client.links, self.layout, self.plan, self._outgoing, self.parameters)
+        made = Overlap(self.client, self.layout, self.plan, self._outgoing, self.parameters)
         if not made.shards:
             self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
         return made
@@ -224,10 +227,21 @@ class Trainee:
     def _bring_newest(self) -> None:
         self.client.pull()
         self.mirror()
+        if self._overlap is not None:
+            self._overlap.forget()
+
+    def forget_steps(self) -> None:
+        """New parameters come from outside: what this worker did to its own since the last pull is gone."""
 
     def finish(self) -> None:
         """This worker's training is over: nothing of it may be left behind."""
         self.settle()
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        if self._overlap is not None:
+            self._overlap.close()
+        self.client.close()
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.is_grad_enabled():  # an evaluation says nothing about how the training calls the model
@@ -278,14 +292,12 @@ class Trainee:
 
     def _changed_weight(self) -> float | None:
         """How many samples this push is the mean of, when it is another number than before."""
-        weight = self.own_weight
-        if weight is None:
-            weight = float(self.seen_samples) or self._sent_weight
+        self._weight = self.own_weight or float(self.seen_samples) or self._weight
         self.seen_samples = 0
-        if weight == self._sent_weight:
+        if self._weight == self._sent_weight:
             return None
-        self._sent_weight = weight
-        return weight
+        self._sent_weight = self._weight
+        return self._weight
 
     def _is_finite(self, gradients: Gradients) -> bool:
         """The sum is suspicious: look, and name what is wrong."""
@@ -298,7 +310,7 @@ class Trainee:
         if self._not_finite_in_a_row >= MAX_NOT_FINITE:
             raise NonFiniteGradient(f"{who}: {self._not_finite_in_a_row} gradients in a row not finite, now in {where}")
         self._sent_options = []  # ps:0 alone hears of this push: what it says is said again with the next
-        self._sent_weight = 0.0
+        self._sent_weight = None
         warnings.warn(
             f"paceline: {who}: step {self.steps + 1} discarded, gradient not finite in {where}",
             stacklevel=7,  # the script's own optimizer.step()

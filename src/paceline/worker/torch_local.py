@@ -84,6 +84,7 @@ class LocalTrainee(Trainee):
         """The steps since the last exchange count too."""
         self.settle()
         if self._since_exchange:
+            self.wants_ticket = self.is_budgeted
             self._exchange()
             self.settle()
 
@@ -111,6 +112,10 @@ class LocalTrainee(Trainee):
     def assign_parameters(self) -> None:
         super().assign_parameters()
         self._start_here()
+
+    def forget_steps(self) -> None:
+        torch._foreach_copy_(self._values(), self._origin)
+        self._since_exchange = 0
 
     def _is_finite(self, gradients: Any) -> bool:
         is_finite = super()._is_finite(gradients)

@@ -13,11 +13,11 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.views import as_bytes
-from paceline.worker.link import Link
+from paceline.worker.client import Client
 from paceline.worker.torch_gradients import Gradients, Outgoing
 
 BUCKET_BYTES = 4 << 20
@@ -27,15 +27,17 @@ class Overlap:
     """One thread that sends buckets; `shards` are those it serves."""
 
     def __init__(
-        self, links: Sequence[Link], layout: Layout, plan: Plan, outgoing: Outgoing, parameters: Sequence[torch.Tensor]
+        self, client: Client, layout: Layout, plan: Plan, outgoing: Outgoing, parameters: Sequence[torch.Tensor]
     ) -> None:
+        links = client.links
+        self._client = client
         self.shards: Collection[int] = [s for s in outgoing.direct if not links[s].shares_memory]
         self._links = links
         self._layout = layout
         self._outgoing = outgoing
         self._owners = [[(s, p) for s, p in plan.owners(t) if s in self.shards] for t in range(len(parameters))]
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}
-        self._queue: queue.SimpleQueue[tuple[int, torch.Tensor] | threading.Event] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, torch.Tensor] | threading.Event | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         if self.shards:
             threading.Thread(target=self._send_all, name="overlap", daemon=True).start()
@@ -44,8 +46,9 @@ class Overlap:
                     parameter.register_post_accumulate_grad_hook(lambda p, i=index: self._is_ready(i, p))  # type: ignore[no-untyped-call]
 
     def _is_ready(self, index: int, parameter: torch.Tensor) -> None:
-        """Autograd has finished this gradient, for this backward pass."""
-        if parameter.grad is not None:
+        """Autograd has finished this gradient, for this backward pass. While the last push is not answered the slot
+        on a ps may still be read; then it waits for step()."""
+        if parameter.grad is not None and not self._client.is_pending:
             self._hand_over(index, parameter.grad)
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> None:
@@ -69,15 +72,21 @@ class Overlap:
         if self._error is not None:
             raise self._error
 
+    def forget(self) -> None:
+        """Parameters were read, perhaps through the slots: what lay there is to be sent again."""
+        self._sent.clear()
+
+    def close(self) -> None:
+        self._queue.put(None)
+
     def _send_all(self) -> None:
-        while True:
-            item = self._queue.get()
+        while (item := self._queue.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
             elif self._error is None:
                 try:
                     self._send(*item)
-                except PacelineError as error:  # the thread that trains hears of it at its next step
+                except Exception as error:  # the thread that trains hears of it at its next step
                     self._error = error
 
     def _send(self, index: int, gradient: torch.Tensor) -> None:

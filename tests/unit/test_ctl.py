@@ -268,7 +268,7 @@ def test_ctl_show(ps: FakePs, run_dir: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_run_without_workers_shows_none() -> None:
-    now = control.Standing(mode=ASYNC, global_step=0, live=[], num_workers=2, lacks=0)
+    now = control.Shown(mode=ASYNC, global_step=0, live=[], num_workers=2, lacks=0)
     assert ctl.shown(now)[-1] == "live workers: none (0 of 2)"
 
 

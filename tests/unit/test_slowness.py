@@ -5,7 +5,7 @@ import pytest
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.worker.slowness import Slowness, of
+from paceline.worker.slowness import FIRST_STEPS, Slowness, of
 
 
 class Time:
@@ -28,20 +28,48 @@ def time() -> Time:
     return Time()
 
 
-def test_a_step_takes_so_many_times_as_long(time: Time) -> None:
-    slow = Slowness(5.0, time.clock, time.sleep)
-    ends = []
-    for own_s in (0.25, 0.5):
+def warm(factor: float, time: Time, own_s: float) -> Slowness:
+    """One that knows how long its steps take without sleeps."""
+    slow = Slowness(factor, time.clock, time.sleep)
+    for _ in range(FIRST_STEPS):
         time.now_s += own_s
         slow.hold_back()
-        ends.append(time.now_s - 100.0)
-    assert time.sleeps == [1.0, 2.0], "the sleep itself is no work that would be slowed again"
-    assert ends == [1.25, 3.75]
-    assert slow.slept_s == 3.0
+    assert time.sleeps == [], "the first steps are left as they are"
+    return slow
+
+
+def test_a_step_takes_so_many_times_as_long(time: Time) -> None:
+    slow = warm(5.0, time, own_s=0.25)
+    began_s = time.now_s
+    for _ in range(2):
+        time.now_s += 0.25
+        slow.hold_back()
+    assert time.sleeps == [1.0, 1.0], "the sleep itself is no work that would be slowed again"
+    assert time.now_s - began_s == 2.5
+    assert slow.slept_s == 2.0
+
+
+def test_a_longer_step_is_slowed_as_much(time: Time) -> None:
+    slow = warm(3.0, time, own_s=0.5)
+    time.now_s += 0.5
+    slow.hold_back()
+    time.now_s += 4.0
+    slow.hold_back()
+    assert time.sleeps[0] == 1.0
+    assert 4.0 < time.sleeps[1] < 8.0, "three times as long, less what looks like a colder cache"
+
+
+def test_what_sleeping_itself_costs_is_taken_off(time: Time) -> None:
+    slow = warm(5.0, time, own_s=0.25)
+    began_s = time.now_s
+    for _ in range(200):
+        time.now_s += 0.5  # from a cold cache: twice as long
+        slow.hold_back()
+    assert time.now_s - began_s == pytest.approx(200 * 5 * 0.25)
 
 
 def test_waiting_for_others_is_not_slowed(time: Time) -> None:
-    slow = Slowness(3.0, time.clock, time.sleep)
+    slow = warm(3.0, time, own_s=0.5)
     time.now_s += 10.0 + 0.5
     slow.waited(4.0)
     slow.waited(6.0)
@@ -57,7 +85,7 @@ def test_waiting_for_others_is_not_slowed(time: Time) -> None:
 
 
 def test_what_came_before_training_is_no_step(time: Time) -> None:
-    slow = Slowness(2.0, time.clock, time.sleep)
+    slow = warm(2.0, time, own_s=0.5)
     time.now_s += 60.0
     slow.begin()
     time.now_s += 0.5

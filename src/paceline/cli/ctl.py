@@ -11,7 +11,7 @@ import typer
 from paceline.cli.kv import Run, run_folder
 
 if TYPE_CHECKING:
-    from paceline.worker.control import Standing
+    from paceline.worker.control import Shown
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Change a run while it trains, or see how it stands."
@@ -76,12 +76,12 @@ def mode(
 @app.command("show")
 def show(run: Run) -> None:
     """Print the mode that holds now, the global step and the live workers."""
-    from paceline.worker.control import standing
+    from paceline.worker.control import shown_by
 
-    print("\n".join(shown(standing(run_folder(run)))))
+    print("\n".join(shown(shown_by(run_folder(run)))))
 
 
-def shown(now: "Standing") -> list[str]:
+def shown(now: "Shown") -> list[str]:
     """A line each for the mode, the global step and the workers."""
     said = [
         f"mode: {now.mode}",

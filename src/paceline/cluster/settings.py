@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 300.0  # how long a task waits for the others before it gives up
 
     @property
-    def outer_nesterov(self) -> float:
+    def resolved_outer_momentum(self) -> float:
         """The outer momentum that holds."""
         if self.outer_momentum is not None:
             return self.outer_momentum

@@ -81,7 +81,7 @@ def _check_mode(settings: Settings, num_workers: int) -> None:
     spec.check(settings.mode_spec, num_workers)
     if not (math.isfinite(settings.outer_lr) and settings.outer_lr > 0):
         raise UsageError(f"--outer-lr is {settings.outer_lr}; it must be a number above 0, such as 0.7.")
-    if not 0 <= settings.outer_nesterov < 1:
+    if not 0 <= settings.resolved_outer_momentum < 1:
         raise UsageError(f"--outer-momentum is {settings.outer_momentum}; it must be 0 or more, and below 1.")
     if settings.ema is not None and not 0 < settings.ema < 1:
         raise UsageError(f"--ema is {settings.ema}; the decay must lie between 0 and 1, such as 0.999.")

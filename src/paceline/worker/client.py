@@ -21,17 +21,16 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
-from paceline.telemetry.lines import waiting_line
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
 from paceline.worker.link import Link
+from paceline.worker.patience import SAY_EVERY_S, Patience
 
 STATUS_S = 5.0
 RETRY_S = 0.1
-SAY_EVERY_S = 10.0
 PS_0 = "/job:ps/replica:0/task:0"
 REFRESH_TRIES = 1000
 
@@ -126,7 +125,7 @@ class Client:
     def _connect(self, index: int) -> Channel:
         address = self._me.ps_addresses[index]
         device = f"/job:ps/replica:0/task:{index}"
-        waiting = _Patience(self._me.wait_s, [device], self._say)
+        waiting = Patience(self._me.wait_s, [device], self._say)
         while True:
             try:
                 channel = connect(address, self._me.lane, self._me.secret)
@@ -152,14 +151,14 @@ class Client:
     def _await_start(self) -> m.Started:
         channel = self.links[0].channel
         channel.say(m.Start())
-        waiting: _Patience | None = None
+        waiting: Patience | None = None
         while True:
             try:
                 frame = channel.recv_cold()
                 break
             except WaitTimeout:
                 missing = [self._me.worker_devices[w] for w in self.status().missing] or [PS_0]
-                waiting = waiting or _Patience(self._me.wait_s, missing, self._say)
+                waiting = waiting or Patience(self._me.wait_s, missing, self._say)
                 waiting.names = missing
                 waiting.again(f"{', '.join(missing)} did not join")
         reply = m.decode(frame.tail)
@@ -328,20 +327,20 @@ class Client:
 
     def _await(self, link: Link, answer: Callable[[int], Frame]) -> Frame:
         """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline."""
-        waiting: _Patience | None = None
+        waiting: Patience | None = None
         while True:
             try:
                 return answer(self.push_id)
             except WaitTimeout:
                 waiting = self._still_waiting(waiting, link)
 
-    def _still_waiting(self, waiting: "_Patience | None", link: Link) -> "_Patience":
+    def _still_waiting(self, waiting: Patience | None, link: Link) -> Patience:
         status = self.status()
         names = [self._me.worker_devices[w] for w in status.waiting_for if w != self._me.worker]
         if status.lacks:
             names = [f"{status.lacks} more worker(s), as --min-workers asks"]
         names = names or [f"/job:ps/replica:0/task:{link.index}"]
-        waiting = waiting or _Patience(self._me.wait_s, names, self._say, first_after_s=SAY_EVERY_S)
+        waiting = waiting or Patience(self._me.wait_s, names, self._say, first_after_s=SAY_EVERY_S)
         waiting.names = names
         waiting.again(f"{', '.join(names)} did not answer")
         return waiting
@@ -350,7 +349,7 @@ class Client:
         """A request to ps:0 that may be answered late (a barrier, a ticket): waits like everything else here."""
         link = self.links[0]
         link.channel.say(request)
-        waiting: _Patience | None = None
+        waiting: Patience | None = None
         while True:
             try:
                 reply = m.decode(link.channel.recv_cold().tail)
@@ -380,25 +379,3 @@ class Client:
 
 def _sent(link: Link, sent: Collection[int]) -> int:
     return Flag.SENT if link.index in sent else 0
-
-
-class _Patience:
-    """Says for whom we wait, at once and then every ten seconds; raises at the deadline."""
-
-    def __init__(
-        self, wait_s: float, names: Sequence[str], say: Callable[[str], None], first_after_s: float = 0.0
-    ) -> None:
-        self.names = names
-        self._wait_s = wait_s
-        self._say = say
-        self._began = time.monotonic()
-        self._next_s = first_after_s
-
-    def again(self, why: str) -> None:
-        waited_s = time.monotonic() - self._began
-        if waited_s > self._wait_s:
-            raise WaitTimeout(f"gave up after {waited_s:.0f} s: {why}")
-        if waited_s >= self._next_s:
-            self._next_s = waited_s - waited_s % SAY_EVERY_S + SAY_EVERY_S
-            for name in self.names:
-                self._say(waiting_line(name, waited_s))

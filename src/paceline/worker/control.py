@@ -19,16 +19,16 @@ from paceline.telemetry.lines import waiting_line
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
+from paceline.worker.client import PS_0
+from paceline.worker.patience import SAY_EVERY_S
 
 WAIT_S = 300.0
 SAY_AFTER_S = 3.0
-SAY_EVERY_S = 10.0
-PS_0 = "/job:ps/replica:0/task:0"
 ONE_MODE_ONLY = {"staleness": "bounded", "local_steps": "local", "outer": "local"}  # a default hides them in a spec
 NUMBERS = ("replicas_to_aggregate", "extra_tokens", "grace_ms", "staleness_scale", *ONE_MODE_ONLY)
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands now, as its ps:0 says it."""
 
     mode: ModeSpec
@@ -115,7 +115,7 @@ def switch_mode(
     return reply
 
 
-def standing(run_dir: Path | str) -> Standing:
+def shown_by(run_dir: Path | str) -> Shown:
     """How the run in this folder stands now."""
     run = running(run_dir)
     with closing(run.connect()) as channel:
@@ -123,7 +123,7 @@ def standing(run_dir: Path | str) -> Standing:
     if not isinstance(described, m.Described) or not isinstance(status, m.Status):
         raise ProtocolError("ps:0 did not say how it stands")
     workers = run.cluster.workers
-    return Standing(
+    return Shown(
         mode=described.spec,
         global_step=described.version,
         live=[str(workers[worker]) for worker in status.live],

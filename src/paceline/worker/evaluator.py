@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import ClusterError, PacelineError, UsageError, WaitTimeout
-from paceline.telemetry.lines import waiting_line
+from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.worker.client import Identity
 from paceline.worker.kv import Kv
+from paceline.worker.patience import Patience
 
 RETRY_S = 0.5
-SAY_EVERY_S = 10.0
 
 
 class Evaluator:
@@ -64,15 +63,10 @@ class Evaluator:
 
 def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
     """Until the chief has initialised the model, in any start order."""
-    began, next_s = time.monotonic(), 0.0
+    waiting = Patience(me.wait_s, me.worker_devices[:1], say)
     while True:
         try:
             return Kv(me.ps_addresses, me.lane, me.secret)
         except ClusterError as error:
-            waited_s = time.monotonic() - began
-            if waited_s > me.wait_s:
-                raise WaitTimeout(f"gave up after {waited_s:.0f} s: {error}") from error
-            if waited_s >= next_s:
-                next_s = waited_s + SAY_EVERY_S
-                say(waiting_line(me.worker_devices[0], waited_s))
+            waiting.again(str(error))
             time.sleep(RETRY_S)  # nobody tells an evaluator when to look again

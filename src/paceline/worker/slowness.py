@@ -7,17 +7,24 @@ five times as long, and waits as long as it must.
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 
+FIRST_STEPS = 10
+NEWEST = 0.05
+
 
 class Slowness:
-    """Makes steps take `factor` times as long; the time that `waited` is told of is left out.
+    """Makes steps take `factor` times as long as without it; the time that `waited` is told of is left out.
 
     `hold_back` belongs between the gradient and its push. There, and only there, the parameters that the gradient
     rests on grow old while the worker sleeps, as they do on a slow machine; a sleep after the push would end with
     fresh parameters, and the next gradient would come in time.
+
+    A worker that sleeps computes from a cold cache, so its own time grows by sleeping alone. Its first steps are left
+    as they are, to know how long they take; what sleeping adds to them is taken off the sleep.
     """
 
     def __init__(
@@ -31,6 +38,8 @@ class Slowness:
         self._clock = clock
         self._sleep = sleep
         self._waited_s = 0.0
+        self._warm: list[float] = []  # own time of the first steps
+        self._cold_s = 0.0  # own time of steps since then, an exponential mean
         self._since_s = clock()
 
     def begin(self) -> None:
@@ -44,11 +53,19 @@ class Slowness:
     def hold_back(self) -> None:
         """Sleep for this step, which lasts since the last call or `begin`."""
         own_s = max(0.0, self._clock() - self._since_s - self._waited_s)
-        sleep_s = (self.factor - 1.0) * own_s
-        if sleep_s > 0:
-            self._sleep(sleep_s)
-            self.slept_s += sleep_s
+        if len(self._warm) < FIRST_STEPS:
+            self._warm.append(own_s)
+        else:
+            sleep_s = self.factor * own_s * self._share(own_s) - own_s
+            if sleep_s > 0:
+                self._sleep(sleep_s)
+                self.slept_s += sleep_s
         self.begin()
+
+    def _share(self, own_s: float) -> float:
+        """How much of its own time a step would take without the sleeps."""
+        self._cold_s += (own_s - self._cold_s) * (NEWEST if self._cold_s else 1.0)
+        return min(1.0, median(self._warm) / self._cold_s) if self._cold_s else 1.0
 
 
 def of(text: str, task: Task) -> Slowness | None:

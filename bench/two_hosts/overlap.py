@@ -43,7 +43,7 @@ def two_hosts(rate: str | None) -> Iterator[None]:
             subprocess.run(f"ip netns del paceline-{name}".split(), check=False)
 
 
-def step_ms(flags: list[str], mode: str) -> float:
+def step_ms(flags: list[str], mode: str, batch: str) -> float:
     """The median step of one run."""
     common = [f"--ps_hosts={PS}", f"--worker_hosts={WORKER}", f"--mode={mode}", "--save-every=none", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": tempfile.gettempdir()}
@@ -55,7 +55,7 @@ def step_ms(flags: list[str], mode: str) -> float:
         )
 
     ps = start("a", "--job_name=ps", "--task_index=0")
-    worker = start("b", "--job_name=worker", "--task_index=0", str(HERE / "overlap_script.py"))
+    worker = start("b", "--job_name=worker", "--task_index=0", str(HERE / "overlap_script.py"), batch)
     printed, _ = worker.communicate(timeout=300)
     ps.wait(timeout=60)
     found = re.search(r"median step ([0-9.]+) ms", printed)
@@ -69,12 +69,13 @@ def main() -> None:
     parser.add_argument("--rate", help="of the link, as tc writes it: 10gbit; without: as fast as it goes")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--mode", default="sync")
+    parser.add_argument("--batch", default="64", help="samples a step: how long backward takes")
     args = parser.parse_args()
     took: dict[str, list[float]] = {"without": [], "with": []}
     with two_hosts(args.rate):
         for _ in range(args.reps):
             for name, flags in (("without", []), ("with", ["--overlap"])):
-                took[name].append(step_ms(flags, args.mode))
+                took[name].append(step_ms(flags, args.mode, args.batch))
                 print(f"{name:8} {took[name][-1]:8.1f} ms", flush=True)
     before, after = (statistics.median(took[name]) for name in ("without", "with"))
     print(f"link {args.rate or 'unlimited'}: without {before:.1f} ms, with {after:.1f} ms, ratio {after / before:.3f}")

@@ -1,6 +1,7 @@
-"""A model of 40 M parameters (784-8192-4096-10), batch 64, SGD: what bench/two_hosts/overlap.py times."""
+"""A model of 40 M parameters (784-8192-4096-10), SGD; argument: the batch. What bench/two_hosts/overlap.py times."""
 
 import statistics
+import sys
 import time
 
 import torch
@@ -16,7 +17,8 @@ model = nn.Sequential(nn.Linear(784, 8192), nn.ReLU(), nn.Linear(8192, 4096), nn
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 ctx = paceline.init()
 model, optimizer = ctx.prepare(model, optimizer)
-x, y = torch.randn(64, 784), torch.randint(0, 10, (64,))
+batch = int(sys.argv[1])
+x, y = torch.randn(batch, 784), torch.randint(0, 10, (batch,))
 took = []
 for _ in range(STEPS):
     began = time.perf_counter()

@@ -61,9 +61,10 @@ def _accuracy(is_quick: bool) -> Table:
         "MNIST, 784-100-10 (relu), batch 100 a worker, SGD lr 0.3 without momentum, 1 ps, shm, a thread a process, the "
         "same in all lines; slowed: that worker sleeps until its step has taken 5x what it takes unslowed. step: "
         "median, mean over the workers that are not slowed, as is waiting (for others, of the time trained); after s: "
-        "from all workers ready to the first parameters of the chief with that test accuracy (looked at every 0.25 s in ctx.pause(), others train "
-        "on; told to 50 steps); loss jitter: deviation of the chief's step loss from its running mean (0.98), accuracy "
-        "spread: max - min, both over the steps after the accuracy was reached; discarded: of all pushes."
+        "from all workers ready to the first parameters of the chief with that test accuracy (looked at every 0.25 s "
+        "in ctx.pause(), others train on; told to 50 steps); loss jitter: deviation of the chief's step loss from its "
+        "running mean (0.98), accuracy spread: max - min, both over the steps after the accuracy was reached; "
+        "discarded: of all pushes."
     )
     return Table(title=f"MNIST to {target:g}", columns=columns, cells=cells, line=accuracy_line, note=note)
 

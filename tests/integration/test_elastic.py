@@ -10,7 +10,7 @@ from processes import Arrival, Gate, Process, Processes
 
 import paceline
 from paceline.launchers.ports import Reserved
-from paceline.worker.control import standing
+from paceline.worker.control import shown_by
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -49,13 +49,13 @@ def test_a_third_worker_joins_and_the_run_waits_for_it(
     third = join(processes)
     third.wait_for("^Found by: run folder$")
     third.wait_for("^Training begins @ ")
-    assert standing(tmp_path / "made").live == ["worker:0", "worker:1", "worker:2"]
+    assert shown_by(tmp_path / "made").live == ["worker:0", "worker:1", "worker:2"]
     for arrival in held.values():
         arrival.release()
     late = gate.arrival()
     assert late.text.startswith("worker:2 step 100 ")
     launcher.wait_for(r"worker:0 .*ended \| worker:1 .*ended \| worker:2 step ")
-    assert standing(tmp_path / "made").live == ["worker:2"]
+    assert shown_by(tmp_path / "made").live == ["worker:2"]
     late.release()
     third.ends_with(0)
     launcher.ends_with(0)
@@ -84,14 +84,14 @@ def test_below_min_workers_it_pauses_until_another_joins(
 ) -> None:
     launcher = begin(processes, train, "--kill-at=1:5", *gates(gate, "2:1"))
     launcher.wait_for(r"ps:0: Paused: 1 more worker needed \(--min-workers 2\)")
-    paused = standing(tmp_path / "made")
+    paused = shown_by(tmp_path / "made")
     assert (paused.live, paused.lacks) == (["worker:0"], 1)
     step = paused.global_step
     assert step in (5, 6), "the lost one's fifth gradient had left it; at most one round was closed without it"
     third = join(processes)
     arrival = gate.arrival()
     assert arrival.text.startswith("worker:2 step 1 ")
-    assert standing(tmp_path / "made").lacks == 0
+    assert shown_by(tmp_path / "made").lacks == 0
     launcher.wait_for("ps:0: Going on: 2 workers are in again")
     arrival.release()
     third.ends_with(0)

@@ -9,14 +9,12 @@ from processes import Processes
 from paceline.telemetry import ledger
 from paceline.telemetry.ledger import Applied
 
-pytestmark = pytest.mark.timeout(180)
-SLOW = pytest.mark.slow
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 ROUNDS = [
     pytest.param(["--workers=3", "--replicas-to-aggregate=2", "--lane=shm"], 2, id="2 of 3, shm"),
-    pytest.param(["--workers=2", "--replicas-to-aggregate=3", "--lane=tcp"], 3, id="3 of 2, tcp", marks=SLOW),
+    pytest.param(["--workers=2", "--replicas-to-aggregate=3", "--lane=tcp"], 3, id="3 of 2, tcp"),
     pytest.param(
         ["--workers=3", "--replicas-to-aggregate=2", "--grace-ms=20%", "--lane=tcp"], 2, id="2 of 3 and a grace, tcp",
-        marks=SLOW,
     ),
 ]  # fmt: skip
 
@@ -26,9 +24,7 @@ def rounds(path: Path) -> dict[int, list[Applied]]:
 
 
 @pytest.mark.parametrize(("flags", "wanted"), ROUNDS)
-@pytest.mark.parametrize(
-    "kill", [pytest.param("", id="nobody dies", marks=SLOW), pytest.param("1:20", id="worker 1 is killed")]
-)
+@pytest.mark.parametrize("kill", [pytest.param("", id="nobody dies"), pytest.param("1:20", id="worker 1 is killed")])
 def test_I1_every_ledger_has_the_same_contributors(
     flags: list[str], wanted: int, kill: str, processes: Processes, train: Path, tmp_path: Path
 ) -> None:
@@ -44,7 +40,6 @@ def test_I1_every_ledger_has_the_same_contributors(
     assert len(set(pushed)) == len(pushed), "no push is in two rounds"
 
 
-@SLOW
 def test_async_writes_down_every_push_on_every_shard(processes: Processes, train: Path, tmp_path: Path) -> None:
     processes.paceline("run", "--ps=2", "--ledger", "--run-dir=made", train).ends_with(0)
     for index in range(2):

@@ -1,11 +1,15 @@
 """A ps whose run is over has no thread left: one that still frees tensors would abort the interpreter's end."""
 
+import gc
+import os
 import socket
 import threading
 from typing import Any
 
 import pytest
+import torch
 
+import paceline
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
@@ -40,3 +44,21 @@ def test_no_thread_of_a_ps_outlives_its_service(ports: Reserved, monkeypatch: py
         assert set(threading.enumerate()) - before
         service.close()
         assert not set(threading.enumerate()) - before
+
+
+def test_a_cluster_leaves_no_descriptor_behind() -> None:
+    """Many clusters in one process, as in a notebook or a test suite: memory that was handed over is given back."""
+
+    def work(ctx: paceline.Context) -> None:
+        model = torch.nn.Linear(3, 2)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    counts = []
+    for _ in range(3):
+        for lane in ("shm", "tcp", "inproc"):
+            paceline.launch(work, ps=2, workers=2, mode="sync", lane=lane)
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2], counts

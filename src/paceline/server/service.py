@@ -84,6 +84,11 @@ class Service:
         deadline = time.monotonic() + END_S
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
+        with self.core.lock:
+            if self.core.shard is not None:
+                self.core.shard.close()
+            for slot in self.core.slots.values():
+                slot.arena.close()
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
         """Start a thread that close() waits for: one that frees tensors while Python ends would abort the process."""

@@ -74,6 +74,12 @@ class Shard:
         self._slots.add(slot)
         return slot
 
+    def close(self) -> None:
+        """Nobody joins any more: let go of descriptors and threads. What is mapped stays as long as it is used."""
+        self.arena.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
     # --- an update --------------------------------------------------------------------------------------------
 
     def apply(self, parts: Sequence[tuple[Slot, bool, bool]], divisor: int = 1, is_waited_for: bool = False) -> None:

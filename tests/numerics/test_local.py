@@ -608,3 +608,23 @@ def test_steps_after_the_last_exchange_are_pushed_at_the_end() -> None:
     _, summary = run_cluster(recipe, 1, mode="local", local_steps=2)
     assert summary["global_step"] == 3
     assert summary["workers"][0]["steps"] == 5
+
+
+def test_the_outer_momentum_follows_the_outer_mode() -> None:
+    """Stale deltas and momentum destroy a model: a switch to outer async takes it away, unless it was asked for."""
+    told: dict[str, list[object]] = {}
+
+    def recipe(job: Job) -> Returned:
+        training = adamw(model_of())
+        job.prepare(training.model, training.optimizer)
+        for number in range(6):
+            if number == 2:
+                job.ctx.switch_mode("local", outer="async", local_steps=1)
+            training.step(job.index, number)
+            group = job.ctx._trainee.spec.groups[0]
+            told.setdefault(job.ctx._trainee.client.dial.spec.outer, []).append((group["momentum"], group["nesterov"]))
+        return {}
+
+    run_cluster(recipe, 1, mode="local", local_steps=1)
+    assert set(told["sync"]) == {(0.9, True)}
+    assert told["async"][-1] == (0.0, False)

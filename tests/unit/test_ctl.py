@@ -295,7 +295,7 @@ class Notes:
 class FakeCore:
     """What PsTicks looks at of a ps."""
 
-    members: Any = field(default_factory=lambda: SimpleNamespace(missing=[], live=[0, 1]))
+    members: Any = field(default_factory=lambda: SimpleNamespace(missing=[], live=[0, 1], gone=[]))
     mode_changes: list[ModeChange] = field(default_factory=list)
     lacking: int = 0
     shard: Any = None
@@ -468,3 +468,17 @@ def test_places_of_an_elastic_cluster_are_shown_when_taken(paths: RunPaths, caps
     wrote(paths, Task("worker", 3), {"kind": "tick", "step": 5})
     view.update({})
     assert capsys.readouterr().out.rstrip().endswith("worker:0 starting | worker:1 starting | worker:3 step 5 (0/s)")
+
+
+def test_who_goes_away_and_comes_back_is_in_the_log_of_ps_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps = PsUnderTest(monkeypatch)
+    ps.tick()
+    ps.core.members.gone, ps.core.members.live = [1], [0]
+    ps.tick()
+    ps.tick()
+    ps.core.members.gone, ps.core.members.live = [], [0, 1]
+    ps.tick()
+    assert [line for line in ps.said if "worker:1" in line] == [
+        "worker:1 is gone: its connection ended, or it was silent; 1 live",
+        "worker:1 is back; 2 live",
+    ]

@@ -171,12 +171,12 @@ def test_a_run_that_is_over_changes_no_more() -> None:
         asked.ask(stranger(), m.SwitchMode(ASYNC))
 
 
-def test_one_change_at_a_time() -> None:
-    asked = Asked()
-    asked.ask(stranger(), m.SwitchMode(ASYNC))
-    with pytest.raises(Refused, match="a change to async is under way"):
-        asked.ask(stranger(), m.SwitchMode(ModeSpec(name="bounded")))
+def test_a_newer_change_takes_the_place_of_the_one_under_way() -> None:
+    asked, first, bounded = Asked(), stranger(), ModeSpec(name="bounded")
+    asked.ask(first, m.SwitchMode(ASYNC))
     assert asked.ask(stranger(), m.SwitchMode(ASYNC, waits=False)) == [m.Switched(SYNC, ASYNC, 0, None)]
+    assert asked.ask(stranger(), m.SwitchMode(bounded, waits=False)) == [m.Switched(SYNC, bounded, 0, None)]
+    assert asked.core.wanted == bounded and asked.core.state.is_switching and not asked.core.switchers
 
 
 def test_another_shard_is_told_by_the_workers_and_says_where_its_rounds_begin() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.kv import Run, run_folder
+from paceline.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from paceline.worker.control import Shown
@@ -57,19 +58,23 @@ def mode(
     from paceline.telemetry.lines import switched_line
     from paceline.worker.control import switch_mode
 
-    done = switch_mode(
-        run_folder(run),
-        name,
-        wait_s=wait_s,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-        replicas_to_aggregate=replicas_to_aggregate,
-        extra_tokens=extra_tokens,
-        grace_ms=grace_ms,
-        staleness=staleness,
-        local_steps=local_steps,
-        outer=outer,
-        staleness_scale=staleness_scale,
-    )
+    try:
+        done = switch_mode(
+            run_folder(run),
+            name,
+            wait_s=wait_s,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            replicas_to_aggregate=replicas_to_aggregate,
+            extra_tokens=extra_tokens,
+            grace_ms=grace_ms,
+            staleness=staleness,
+            local_steps=local_steps,
+            outer=outer,
+            staleness_scale=staleness_scale,
+        )
+    except KeyboardInterrupt:
+        print("The change stays asked for: it holds once every worker has finished its step.", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     print(switched_line(str(done.before), str(done.after), done.global_step, done.pause_ms))
 
 
@@ -88,6 +93,8 @@ def shown(now: "Shown") -> list[str]:
         f"global step: {now.global_step}",
         f"live workers: {', '.join(now.live) or 'none'} ({len(now.live)} of {now.num_workers})",
     ]
+    if now.wanted:
+        said.append(f"changing to: {now.wanted}; waits for {', '.join(now.waits_for) or 'nobody'}")
     if now.lacks:
         said.append(f"paused: {now.lacks} more worker{'s' if now.lacks != 1 else ''} needed")
     return said

@@ -5,7 +5,7 @@ Made at the edge (cli, launch, discovery), read everywhere, changed nowhere. Hol
 
 import msgspec
 
-from paceline.modes.spec import ModeSpec, parse_grace
+from paceline.modes.spec import ModeSpec, outer_momentum, parse_grace
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resolved_outer_momentum(self) -> float:
-        """The outer momentum that holds."""
-        if self.outer_momentum is not None:
-            return self.outer_momentum
-        return 0.0 if self.outer == "async" else 0.9
+        """The outer momentum at the start."""
+        return outer_momentum(self.outer_momentum, self.mode_spec.outer)
 
     @property
     def mode_spec(self) -> ModeSpec:

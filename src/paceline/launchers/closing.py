@@ -65,7 +65,8 @@ def block(summary: Mapping[str, object], paths: RunPaths) -> str:
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
     if summary["error"] == "interrupted":
         outcome = "Training interrupted"
-    lines = [f"{outcome}; global step {summary['global_step']}, {summary['wall_s']:.1f} s"]
+    step, mode = summary["global_step"], summary["mode_spec"]
+    lines = [f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
     if summary.get("slow"):
         lines.append(f"Slowed on purpose (--slow): {summary['slow']}")
@@ -85,7 +86,8 @@ def worker_line(report: WorkerReport) -> str:
     """
     rate = "-" if report.samples_per_s is None else f"{report.samples_per_s:.0f}"
     step_ms = "-" if report.step_ms is None else f"{report.step_ms.median:.2f}"
-    parts = [f"{report.task}  {report.steps} steps  {rate} samples/s  step {step_ms} ms"]
+    discarded = f" ({report.discarded} discarded)" if report.discarded else ""
+    parts = [f"{report.task}  {report.steps} steps{discarded}  {rate} samples/s  step {step_ms} ms"]
     parts += [metrics(report.metrics)] if report.metrics else []
     parts += ["(did not end properly)"] if report.is_lost else []
     return "  " + "  ".join(parts)

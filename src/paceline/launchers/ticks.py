@@ -34,6 +34,8 @@ class PsTicks:
         self._told_changes = 0
         self._lacks_since_s: float | None = None
         self._has_worried = False
+        self._names = [str(t) for t in assignment.cluster.workers]
+        self._gone: set[int] = set()
 
     def tick(self, core: Core) -> None:
         """Tell what is due; WaitTimeout when workers did not come, or were too few for too long."""
@@ -41,6 +43,7 @@ class PsTicks:
         self._wait_for_missing(core, now_s)
         if self._is_first:
             self.tell_changes(core)
+            self._tell_gone(core)
             self._wait_for_enough(core, now_s)
         if now_s - self._recorded_s >= 1.0:
             self._record(core, now_s)
@@ -71,6 +74,17 @@ class PsTicks:
         elif not lacks and since_s is not None:
             self._lacks_since_s = None
             self._tell("warning", lines.going_on_line(live, now_s - since_s))
+
+    def _tell_gone(self, core: Core) -> None:
+        """Who went away without a word, and who is back."""
+        with core.lock:
+            gone, live = set(core.members.gone), len(core.members.live)
+        for worker in sorted(gone - self._gone):
+            self._say(f"{self._names[worker]} is gone: its connection ended, or it was silent; {live} live")
+            self._sink.event("gone", task=self._task, worker=self._names[worker])
+        for worker in sorted(self._gone - gone):
+            self._say(f"{self._names[worker]} is back; {live} live")
+        self._gone = gone
 
     def tell_changes(self, core: Core) -> None:
         """The changes of mode since the last call; called once more at the end."""

@@ -60,6 +60,13 @@ class ModeSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens if self.extra_tokens is not None or needs_more else 1
 
 
+def outer_momentum(given: float | None, outer: str) -> float:
+    """The momentum of mode local's ps: what was given, else 0.9; none where deltas are stale, for it adds them up."""
+    if given is not None:
+        return given
+    return 0.0 if outer == "async" else 0.9
+
+
 def parse_grace(text: str) -> tuple[float, float]:
     """(milliseconds, share of a round) of --grace-ms: a number, or a percentage of the measured round time.
 

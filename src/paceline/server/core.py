@@ -216,7 +216,7 @@ class Core:
         if not self.members.training <= still:
             return
         if self.members.is_over:
-            self._give_up_switch("the run ended before its mode could change")
+            self.give_up_switch("the run ended before its mode could change")
             return
         now_s = time.monotonic()
         before, decisions = state.mode.spec, self.open_decisions
@@ -234,7 +234,7 @@ class Core:
         self.switchers.clear()
         self.release_tickets()
 
-    def _give_up_switch(self, reason: str) -> None:
+    def give_up_switch(self, reason: str) -> None:
         self.wanted, self.state.is_switching = None, False
         for peer in self.switchers:
             self.tell(peer, Failed(reason))

@@ -176,7 +176,8 @@ class Desk:
                 awaited |= core.members.training - {key[0] for key in core.standing}
             if core.state.waiting and not core.state.mode.has_rounds:
                 awaited |= core.members.training - {key[0] for key in core.state.waiting}
-            reply = m.Status(missing, sorted(awaited), core.state.version, core.members.live, core.lacks())
+            wanted = str(core.wanted) if core.wanted is not None else ""
+            reply = m.Status(missing, sorted(awaited), core.state.version, core.members.live, core.lacks(), wanted)
         peer.channel.say(reply)
         return []
 
@@ -228,8 +229,6 @@ class Desk:
             now = core.state.mode.spec
             if core.config.index != 0:
                 raise Refused("only ps:0 changes the mode")
-            if core.wanted not in (None, message.spec):
-                raise Refused(f"a change to {core.wanted} is under way; wait until it is done")
             if (message.spec.name == "local") != (now.name == "local"):
                 raise Refused(
                     f"a run in mode {now.name} cannot go on in mode {message.spec.name}: in mode local the optimizer "
@@ -243,6 +242,8 @@ class Desk:
             if message.spec == now and core.wanted is None:
                 core.tell(peer, m.Switched(now, now, core.state.version, 0.0))
                 return []
+            if core.wanted not in (None, message.spec):
+                core.give_up_switch(f"another change was asked for meanwhile: {message.spec}")
             if message.waits:
                 core.switchers.append(peer)
             else:

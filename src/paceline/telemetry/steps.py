@@ -89,7 +89,7 @@ class StepClock:
             waited_at_start_s=self._waited_s,
             first_epoch_s=self._epochs_s[0] if self._epochs_s else None,
             epoch_s=sum(later) / len(later) if later else None,
-            samples_per_s=self._samples / self._train_s if self._train_s > 0 else None,
+            samples_per_s=self._samples / self._train_s if self._samples and self._train_s > 0 else None,
             ended_at_s=ended_at_s,
             metrics=dict(self._metrics),
         )

@@ -93,13 +93,15 @@ class AskStatus(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """`live`: workers that are in now; `lacks`: so many more are needed before training goes on (--min-workers)."""
+    """`live`: workers that are in now; `lacks`: so many more are needed before training goes on (--min-workers);
+    `wanted`: the mode that is to hold when everybody stands still."""
 
     missing: list[int]
     waiting_for: list[int]
     version: int
     live: list[int] = []
     lacks: int = 0
+    wanted: str = ""
 
 
 # --- while it trains ----------------------------------------------------------------------------------------------

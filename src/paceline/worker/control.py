@@ -36,6 +36,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     live: list[str]
     num_workers: int
     lacks: int
+    wanted: str = ""
+    waits_for: list[str] = []
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -129,6 +131,8 @@ def shown_by(run_dir: Path | str) -> Shown:
         live=[str(workers[worker]) for worker in status.live],
         num_workers=len(workers),
         lacks=status.lacks,
+        wanted=status.wanted,
+        waits_for=[str(workers[worker]) for worker in status.waiting_for],
     )
 
 
@@ -164,6 +168,8 @@ def _waiting_for(run: Running) -> list[str]:
             status = channel.ask(m.AskStatus())[0]
     except (ClusterError, UsageError):
         return [PS_0]
+    if isinstance(status, m.Status) and status.lacks:
+        return [f"{status.lacks} more worker(s), as --min-workers asks"]
     workers = run.cluster.workers
     named = [*status.missing, *status.waiting_for] if isinstance(status, m.Status) else []
     return [workers[worker].device for worker in sorted(set(named))] or [PS_0]

@@ -121,7 +121,7 @@ def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer)
     assert ctx.assignment is not None
     settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
     if settings.mode == "local":
-        outer = settings.outer_lr, settings.resolved_outer_momentum
+        outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
         return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
     return Trainee(model, optimizer, num_ps, settings.placement)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.torch import Trainee
@@ -29,19 +30,26 @@ class LocalTrainee(Trainee):
         optimizer: torch.optim.Optimizer,
         num_ps: int,
         placement: str,
+        outer: str,
         outer_lr: float,
-        outer_momentum: float,
+        momentum: float | None,
     ) -> None:
-        self._outer = outer_lr, outer_momentum
+        self._outer, self._outer_lr, self._momentum = outer, outer_lr, momentum
         self._since_exchange = 0
         super().__init__(model, optimizer, num_ps, placement)
         self._origin = [p.detach().clone() for p in self.parameters]
 
     def make_spec(self) -> OptimizerSpec:
-        return outer_spec(self.optimizer, *self._outer)
+        return outer_spec(self.optimizer, self._outer_lr, outer_momentum(self._momentum, self._outer))
 
     def _changed_options(self) -> list[Options] | None:
-        return None  # the user's options are for the user's optimizer, which runs here
+        """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""
+        outer = self.client.dial.spec.outer
+        if outer == self._outer:
+            return None
+        self._outer = outer
+        self.spec = self.make_spec()
+        return self.spec.groups
 
     def follow(self, after_step: Callable[[], None]) -> None:
         """Around the optimizer's own step, in which its hooks run. Hooks of ours would run twice where a subclass calls

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("mode", "lane", "num_ps"),
     [
-        ("async", "shm", 1),
+        pytest.param("async", "shm", 1, marks=pytest.mark.slow),
         ("sync", "tcp", 2),
         pytest.param("async", "tcp", 2, marks=pytest.mark.slow),
         pytest.param("sync", "shm", 1, marks=pytest.mark.slow),

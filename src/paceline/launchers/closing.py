@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.cluster.spec import Task
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import Metrics, WorkerReport
+from paceline.telemetry.records import Metrics, ModeChange, WorkerReport
 
 TRACEBACK = "Traceback (most recent call last)"
 TAIL_BYTES = 64 * 1024
@@ -65,7 +65,8 @@ def block(summary: Mapping[str, object], paths: RunPaths) -> str:
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
     if summary["error"] == "interrupted":
         outcome = "Training interrupted"
-    step, mode = summary["global_step"], summary["mode_spec"]
+    changes = msgspec.convert(summary["modes"], list[ModeChange])
+    step, mode = summary["global_step"], ", then ".join([str(summary["mode_spec"]), *(c.mode for c in changes)])
     lines = [f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
     if summary.get("slow"):

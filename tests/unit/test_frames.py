@@ -88,7 +88,7 @@ def test_a_tail_of_the_limit_passes_and_one_byte_more_does_not() -> None:
 
 
 def test_flags_are_bits_of_their_own() -> None:
-    assert all(flag & flag - 1 == 0 and flag < 256 for flag in Flag)
+    assert all(flag & flag - 1 == 0 and flag < 1 << 16 for flag in Flag)
     assert len(set(Flag)) == len(Flag)
 
 

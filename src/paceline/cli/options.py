@@ -3,7 +3,9 @@
 Called by the verbs. Must never import torch, and must never start anything.
 """
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -84,7 +86,26 @@ RunDir = Annotated[
 ]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Print every N-th step; 0: a few lines a second.")]
 LogPlacement = Annotated[bool, typer.Option("--log-device-placement", help="Print where every variable went.")]
+Keep = Annotated[int, typer.Option("--keep", help="How many checkpoints stay.")]
+Resume = Annotated[
+    str,
+    typer.Option("--resume", metavar="auto|PATH|none", help="Go on from a checkpoint: auto takes the run's newest."),
+]
+Reseed = Annotated[
+    bool, typer.Option("--reseed", help="A ps that lost its memory gets the freshest worker's parameters.")
+]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="How often a task that failed is started again.")]
 LeaseS = Annotated[float, typer.Option("--lease-s", help="Seconds of silence after which a task is out.")]
+StallS = Annotated[
+    float | None,
+    typer.Option("--stall-s", help="Seconds without progress after which it is out; 0: never.  [max(300, 20 steps)]"),
+]
+Tls = Annotated[bool, typer.Option("--tls", help="Encrypt what travels on tcp.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No secret: whoever reaches a port may take part.")]
+Chaos = Annotated[
+    str, typer.Option("--chaos", metavar="FAULTS", help="Inject faults: kill=ps:0@500,stop=worker:1@200:10s,…")
+]
+ChaosSeed = Annotated[int, typer.Option("--chaos-seed", help="Which random faults.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="Seconds a task waits for the others.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as in python -m.")]
@@ -94,46 +115,72 @@ ScriptArgs = Annotated[
 ]
 
 
-class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of the flags that end up in Settings; taken from a command's parameters by name."""
+# Every flag that ends up in Settings, in the order of --help; its default is the one in Settings.
+SHARED: dict[str, object] = {
+    "mode": Mode,
+    "replicas_to_aggregate": Replicas,
+    "extra_tokens": ExtraTokens,
+    "grace_ms": GraceMs,
+    "staleness": Staleness,
+    "local_steps": LocalSteps,
+    "outer": Outer,
+    "outer_lr": OuterLr,
+    "outer_momentum": OuterMomentum,
+    "staleness_scale": StalenessScale,
+    "ema": Ema,
+    "wire": Wire,
+    "master": Master,
+    "overlap": Overlap,
+    "ledger": Ledger,
+    "min_workers": MinWorkers,
+    "slow": Slow,
+    "placement": Placement,
+    "lane": Lane,
+    "data": Data,
+    "save_every": SaveEvery,
+    "keep": Keep,
+    "resume": Resume,
+    "reseed": Reseed,
+    "max_restarts": MaxRestarts,
+    "log_every": LogEvery,
+    "log_device_placement": LogPlacement,
+    "lease_s": LeaseS,
+    "stall_s": StallS,
+    "wait_s": WaitS,
+    "tls": Tls,
+    "insecure": Insecure,
+    "chaos": Chaos,
+    "chaos_seed": ChaosSeed,
+}
 
-    mode: str
-    replicas_to_aggregate: int | None
-    extra_tokens: int | None
-    grace_ms: str
-    staleness: int | None
-    local_steps: int | None
-    outer: str | None
-    outer_lr: float
-    outer_momentum: float | None
-    staleness_scale: bool
-    ema: float | None
-    wire: str
-    master: str
-    overlap: bool
-    ledger: bool
-    min_workers: int | None
-    slow: str
-    placement: str
-    lane: str
-    data: str
-    save_every: str
-    log_every: int
-    log_device_placement: bool
-    lease_s: float
-    wait_s: float
+
+def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all shared flags after its own; it finds their values in its context's `params`."""
+    own = inspect.signature(verb)
+
+    @functools.wraps(verb)
+    def called(**params: object) -> None:
+        verb(**{name: params[name] for name in own.parameters})
+
+    plain = {**msgspec.structs.asdict(Settings(run_id="")), "min_workers": None}
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=plain[name], annotation=kind)
+        for name, kind in SHARED.items()
+    ]
+    called.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
+    called.__annotations__ = {**verb.__annotations__, **SHARED}
+    return called
 
 
 def settings(params: Mapping[str, object]) -> Settings:
     """Return a command's parameters as Settings; whoever makes the run fills in its id and folder."""
-    shared = msgspec.convert(dict(params), Shared)
-    if shared.lane == "inproc":
+    given = {name: params[name] for name in SHARED}
+    if given["lane"] == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     started = started_workers(params)
-    given = msgspec.structs.asdict(shared)
-    if shared.min_workers is None:
+    if given["min_workers"] is None:
         given["min_workers"] = started or 1
-    return Settings(run_id="", started_workers=started, **given)
+    return msgspec.convert({"run_id": "", "started_workers": started, **given}, Settings)
 
 
 def started_workers(params: Mapping[str, object]) -> int | None:

@@ -37,6 +37,7 @@ NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers")
 WITH_JOIN = ("join", "task_index", "script", "args", "module")
 
 
+@o.with_settings
 def serve(
     ctx: typer.Context,
     script: OptionalScript = None,
@@ -48,32 +49,7 @@ def serve(
     chief_hosts: ChiefHosts = None,
     join: Join = None,
     workers: ByHandWorkers = None,
-    mode: o.Mode = "async",
-    replicas_to_aggregate: o.Replicas = None,
-    extra_tokens: o.ExtraTokens = None,
-    grace_ms: o.GraceMs = "0",
-    staleness: o.Staleness = None,
-    local_steps: o.LocalSteps = None,
-    outer: o.Outer = None,
-    outer_lr: o.OuterLr = 0.7,
-    outer_momentum: o.OuterMomentum = None,
-    staleness_scale: o.StalenessScale = False,
-    ema: o.Ema = None,
-    wire: o.Wire = "float32",
-    master: o.Master = "float32",
-    overlap: o.Overlap = False,
-    ledger: o.Ledger = False,
-    min_workers: o.MinWorkers = None,
-    slow: o.Slow = "",
-    placement: o.Placement = "bytes",
-    lane: o.Lane = "auto",
-    data: o.Data = "shard",
-    save_every: o.SaveEvery = "10m",
     run_dir: o.RunDir = None,
-    log_every: o.LogEvery = 0,
-    log_device_placement: o.LogPlacement = False,
-    lease_s: o.LeaseS = 5.0,
-    wait_s: o.WaitS = 300.0,
     secret_file: SecretFile = None,
     module: o.Module = False,
 ) -> None:

@@ -13,43 +13,14 @@ from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
 CLUSTER_FLAGS = ("job_name", "task_index", "ps_hosts", "worker_hosts", "chief_hosts")
-SETTINGS_FLAGS = (
-    "mode",
-    "replicas_to_aggregate",
-    "extra_tokens",
-    "grace_ms",
-    "staleness",
-    "local_steps",
-    "outer",
-    "outer_lr",
-    "outer_momentum",
-    "staleness_scale",
-    "ema",
-    "wire",
-    "master",
-    "overlap",
-    "ledger",
-    "min_workers",
-    "started_workers",
-    "slow",
-    "placement",
-    "lane",
-    "data",
-    "log_every",
-    "log_device_placement",
-    "run_dir",
-    "save_every",
-    "lease_s",
-    "wait_s",
-    "secret_file",
-)
+_TYPES = {f.name: f.type for f in msgspec.structs.fields(Settings) if f.name != "run_id"}
+_SWITCHES = frozenset(n for n, kind in _TYPES.items() if kind is bool)
+_WHOLES = tuple(n for n, kind in _TYPES.items() if kind in (int, int | None))
+_NUMBERS = tuple(n for n, kind in _TYPES.items() if kind in (float, float | None))
+_TEXTS = tuple(n for n in _TYPES if n not in (*_WHOLES, *_NUMBERS, *_SWITCHES))
+SETTINGS_FLAGS = (*_TYPES, "secret_file")
 
 _KNOWN = frozenset(CLUSTER_FLAGS + SETTINGS_FLAGS)
-_SWITCHES = frozenset({"log_device_placement", "staleness_scale", "overlap", "ledger"})
-_WHOLES = ("replicas_to_aggregate", "extra_tokens", "staleness", "local_steps", "min_workers", "started_workers",
-           "log_every")  # fmt: skip
-_NUMBERS = ("outer_lr", "outer_momentum", "ema", "lease_s", "wait_s")
-_TEXTS = tuple(n for n in SETTINGS_FLAGS if n not in (*_WHOLES, *_NUMBERS, *_SWITCHES, "secret_file"))
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 

@@ -41,8 +41,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_every: int = 0  # 0: a few lines a second; N: every N-th step
     log_device_placement: bool = False
     save_every: str = "10m"  # "none" also leaves out the final checkpoint
-    lease_s: float = 5.0
+    keep: int = 3  # checkpoints that stay; the newest ones
+    resume: str = "none"  # auto: from the newest complete checkpoint of the run folder, if any; or a path
+    reseed: bool = False  # a ps that lost its memory gets the freshest worker's parameters, not a checkpoint's
+    max_restarts: int = 3  # of one task
+    lease_s: float = 5.0  # silence after which a worker is out
+    stall_s: float | None = None  # heartbeat without progress; None: max(300, 20 median steps), 0: for ever
     wait_s: float = 300.0  # how long a task waits for the others before it gives up
+    tls: bool = False  # tcp between tasks is encrypted
+    insecure: bool = False  # no secret at all, on any address
+    chaos: str = ""  # faults to inject: kill=ps:0@500,stop=worker:1@200:10s
+    chaos_seed: int = 0
 
     @property
     def resolved_outer_momentum(self) -> float:

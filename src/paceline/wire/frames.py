@@ -4,8 +4,8 @@ Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed b
 and by *bulk*, a shard's bytes. Small bulk has its checksum in the frame; large bulk has it behind, so that both sides
 hash piece by piece while the bytes are in the cache.
 
-    kind u8 | flags u8 | worker u16 | incarnation u32 | lineage u16 | outcome u8 | spare u8 | tail_bytes u32 |
-    push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
+    kind u8 | outcome u8 | flags u16 | worker u16 | lineage u16 | incarnation u32 | tail_bytes u32 | push_id u64 |
+    version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
 """
 
 import struct
@@ -20,7 +20,7 @@ FRAME_BYTES = 64
 HEADER_BYTES = 48
 MAX_TAIL_BYTES = 16 << 20
 
-_HEADER = struct.Struct("<BBHIHBxIQQQQ")
+_HEADER = struct.Struct("<BBHHHIIQQQQ")
 _COUNTER = struct.Struct("<Q")
 _SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
 
@@ -48,6 +48,7 @@ class Flag(IntEnum):
     WAITED = 32  # in an answer: it was held back, so what the other shards said before is old
     SWITCH = 64  # in an answer: stand still before the next step, the mode changes
     SENT = 128  # in a push: its gradient came before, in buckets
+    SAVE = 256  # in an answer: the next update will be saved; say where you are (wire/messages Position) after it
 
 
 class Outcome(IntEnum):
@@ -60,6 +61,7 @@ class Outcome(IntEnum):
     DUPLICATE = 4
     FENCED = 5  # a newer incarnation of this worker is in, or it was given up
     ADDED = 6  # counted in a round that is still open, to which this worker may add more
+    REWOUND = 7  # the cluster went back to a checkpoint since this gradient was computed
 
 
 WITHOUT_PARAMETERS = (Outcome.STAGED, Outcome.FENCED, Outcome.ADDED)
@@ -69,11 +71,11 @@ class Frame(NamedTuple):
     """One unpacked frame; `tail` is read, bulk is not."""
 
     kind: int
+    outcome: int
     flags: int
     worker: int
-    incarnation: int
     lineage: int
-    outcome: int
+    incarnation: int
     tail_bytes: int
     push_id: int
     version: int
@@ -119,11 +121,11 @@ class Codec:
             out,
             0,
             kind,
+            outcome,
             flags,
             worker,
-            incarnation,
             lineage,
-            outcome,
+            incarnation,
             len(tail),
             push_id,
             version,

@@ -95,7 +95,7 @@ class Link:
         bell = self._bell
         if bell is not None and (bell.is_answered(push_id) or not bell.will_sleep(push_id)):
             self._refuse_fenced(bell.outcome)
-            return Frame(Kind.ANSWER, bell.flags, 0, 0, 0, bell.outcome, 0, push_id, bell.version, 0)
+            return Frame(Kind.ANSWER, bell.outcome, bell.flags, 0, 0, 0, 0, push_id, bell.version, 0)
         return self.frame(push_id)
 
     def frame(self, push_id: int) -> Frame:

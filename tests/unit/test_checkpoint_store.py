@@ -1,19 +1,24 @@
 """IS a checkpoint what the safetensors library reads? Its files, their hashes, and that it is there whole or not."""
 
+import errno
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_checkpoint import STATE, filled
 
 from paceline.checkpoint import store
-from paceline.checkpoint.store import Entry, State, in_c_order, write
+from paceline.checkpoint.read import verify
+from paceline.checkpoint.store import write
+from paceline.checkpoint.tensors import Entry, in_c_order
+from paceline.errors import CheckpointError
 from paceline.params.layout import TensorSpec
 from paceline.views import NAMES, as_bytes
-
-STATE = State("run-1", 1200, "sync", "Adam", [{"lr": 0.1, "betas": [0.9, 0.999]}], "0.1.0")
 
 
 def entry(tensor: torch.Tensor) -> Entry:
@@ -65,21 +70,33 @@ def test_names_with_odd_characters(tmp_path: Path) -> None:
     )
 
 
+def test_what_lies_in_c_order_is_not_copied() -> None:
+    memory = bytearray(24)
+    whole = in_c_order(TensorSpec("w", (2, 3), (3, 1), "float32", 0), memoryview(memory))
+    turned = in_c_order(TensorSpec("w", (3, 2), (1, 3), "float32", 0), memoryview(memory))
+    memory[:] = b"x" * 24
+    assert whole.data == b"x" * 24
+    assert turned.data == bytes(24)
+
+
 def test_every_file_is_in_the_manifest_with_its_hash(tmp_path: Path) -> None:
-    folder = write(tmp_path, {"w": entry(torch.ones(3))}, {"w.exp_avg": entry(torch.zeros(3))}, STATE)
+    folder = write(tmp_path, filled(1), filled(2), STATE, averages=filled(3), workers=filled(4))
     assert folder == tmp_path / "step-00001200"
     manifest = json.loads((folder / "MANIFEST.json").read_text())
-    assert sorted(manifest) == ["model.safetensors", "optimizer.safetensors", "state.json"]
-    assert sorted([*manifest, "MANIFEST.json"]) == sorted(f.name for f in folder.iterdir())
-    for name, said in manifest.items():
+    assert (manifest["format"], manifest["global_step"], manifest["lineage"]) == (1, 1200, 2)
+    tensors = ["ema.safetensors", "model.safetensors", "optimizer.safetensors", "workers.safetensors"]
+    assert sorted(manifest["files"]) == [*tensors[:3], "state.json", tensors[3]]
+    assert sorted([*manifest["files"], "MANIFEST.json"]) == sorted(f.name for f in folder.iterdir())
+    for name, said in manifest["files"].items():
         content = (folder / name).read_bytes()
         assert said == {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_state_is_json_that_says_where_training_was(tmp_path: Path) -> None:
     state = json.loads((write(tmp_path, {}, {}, STATE) / "state.json").read_text())
-    assert (state["global_step"], state["mode"], state["optimizer"]) == (1200, "sync", "Adam")
+    assert (state["global_step"], state["mode"]["name"], state["optimizer"]) == (1200, "sync", "Adam")
     assert state["groups"] == [{"lr": 0.1, "betas": [0.9, 0.999]}]
+    assert state["shards"][0]["applied"] == {"0": [1, 600], "1": [65537, 599]}
 
 
 def test_a_step_is_written_again_as_a_whole(tmp_path: Path) -> None:
@@ -89,18 +106,92 @@ def test_a_step_is_written_again_as_a_whole(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == [folder.name]
 
 
-def test_one_that_fails_half_way_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"w": entry(torch.ones(2))}, {}, STATE)
+@pytest.mark.parametrize("call", ["mkdir", "open", "write", "fsync", "rename"])
+def test_one_that_fails_at_any_call_leaves_the_previous_one(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, filled(1), {}, STATE)
+    real, number = getattr(os, call), 0
 
-    def no_space(path: Path) -> None:
-        raise OSError("no space left on device")
+    def fails_at(wanted: int) -> Callable[..., object]:
+        def failing(*args: object, **options: object) -> object:
+            nonlocal number
+            number += 1
+            if number == wanted:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args, **options)
 
-    monkeypatch.setattr(store, "_sync", no_space)
-    with pytest.raises(OSError, match="no space"):
-        write(tmp_path, {"w": entry(torch.zeros(2))}, {}, STATE)
-    read = load_file(tmp_path / "step-00001200" / "model.safetensors")
-    assert torch.equal(read["w"], torch.ones(2))
-    assert [f.name for f in tmp_path.glob("step-*")] == ["step-00001200"]
+        return failing
+
+    for wanted in range(1, 100):
+        number = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fails_at(wanted))
+            try:
+                write(tmp_path, filled(1 + wanted), {}, STATE)
+            except CheckpointError as error:
+                assert "step 1200 could not be written" in str(error)
+                assert "No space left on device" in str(error)
+        hidden = "*" if call != "open" else "[!.]*"  # removing a folder opens it, too; the next write sweeps it
+        assert [f.name for f in tmp_path.glob(hidden)] == ["step-00001200"], (call, wanted)
+        assert verify(tmp_path / "step-00001200") == []
+        if number < wanted:
+            break
+    else:
+        pytest.fail("no write came to its end")
+    assert wanted > 1, "nothing failed"
+
+
+def test_files_are_on_disk_before_their_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and the folder are synced before the rename, the parent after it, and only then the older one goes."""
+    write(tmp_path, filled(1), filled(2), STATE)
+    done: list[str] = []
+    sync, rename, remove = os.fsync, os.rename, store.shutil.rmtree
+
+    def noted_sync(fd: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        sync(fd)
+
+    def noted_rename(old: Path, new: Path) -> None:
+        done.append(f"rename to {new.name}")
+        rename(old, new)
+
+    def noted_remove(path: Path, ignore_errors: bool) -> None:
+        done.extend(["remove"] * path.exists())
+        remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    monkeypatch.setattr(store.shutil, "rmtree", noted_remove)
+    write(tmp_path, filled(3), filled(4), STATE)
+    hidden = f"sync .step-00001200.{os.getpid()}-"
+    assert [hidden if line.startswith(hidden) else line for line in done] == [
+        "sync model.safetensors",
+        "sync optimizer.safetensors",
+        "sync state.json",
+        "sync MANIFEST.json",
+        hidden,
+        "rename to .step-00001200.older",
+        "rename to step-00001200",
+        f"sync {tmp_path.name}",
+        "remove",
+    ]
+
+
+def test_a_folder_that_someone_writes_is_not_swept(tmp_path: Path) -> None:
+    dead = tmp_path / ".step-00000007.1-1"
+    dead.mkdir()
+    (dead / "model.safetensors").write_bytes(b"half")
+    with store._hidden(tmp_path, "step-00000008") as living:
+        store.sweep(tmp_path)
+        assert list(tmp_path.iterdir()) == [living]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_cannot_have_the_name_of_the_metadata(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be called __metadata__"):
+        write(tmp_path, {"__metadata__": entry(torch.ones(1))}, {}, STATE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_data_starts_at_a_multiple_of_8_bytes(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""WHEN is a checkpoint due? What `--save-every` says, asked once a step by the chief.
+"""WHEN is a checkpoint due? What `--save-every` says, asked by ps:0 after every update.
 
-Pure: steps and the time come in.
+Pure: versions and the time come in.
 """
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class SavePolicy:
-    """Every so many steps of the chief, or every so many seconds; "none": never.
+    """Every so many updates, or every so many seconds; "none": never.
 
     >>> policy = SavePolicy("500")
     >>> policy.is_due(499, now_s=9.0), policy.is_due(500, now_s=9.1), policy.is_due(501, now_s=9.2)
@@ -15,22 +15,24 @@ class SavePolicy:
     """
 
     def __init__(self, every: str) -> None:
-        self._steps: int | None = None
+        self._updates: int | None = None
         self._seconds: float | None = None
         if every[-1:] in SECONDS and every != "none":
             self._seconds = float(every[:-1]) * SECONDS[every[-1]]
         elif every != "none":
-            self._steps = int(every)
+            self._updates = int(every)
         self._last_s: float | None = None
 
-    def is_due(self, steps: int, now_s: float) -> bool:
-        if self._steps is not None:
-            return steps % self._steps == 0
+    def is_due(self, version: int, now_s: float) -> bool:
+        """Whether what this version holds is to be saved."""
+        if self._updates is not None:
+            return version % self._updates == 0
         if self._seconds is None:
             return False
         if self._last_s is None:
-            self._last_s = now_s  # the first period begins with the first step
-        if now_s - self._last_s < self._seconds:
-            return False
+            self._last_s = now_s  # the first period begins with the first update
+        return now_s - self._last_s >= self._seconds
+
+    def saved(self, now_s: float) -> None:
+        """One is being made: the next period begins."""
         self._last_s = now_s
-        return True

@@ -1,69 +1,38 @@
-"""HOW is a checkpoint written? Into a temporary folder, hashed, synced, and renamed as a whole; never half there.
+"""HOW is a checkpoint written? Into a hidden folder, hashed, synced, and renamed as a whole; never half there.
 
-Called by the worker that ends last and by ctx.save, with bytes that a ps gave. Independent of the number of ps.
+Called by the worker that saves, with bytes that a ps gave. Independent of the number of ps. Never touches the previous
+checkpoint before the new one is in place; a full disk is a CheckpointError that leaves nothing behind.
 
-    checkpoints/step-00001200/ model.safetensors optimizer.safetensors [ema.safetensors] state.json MANIFEST.json
+    checkpoints/step-00001200/ model.safetensors optimizer.safetensors [ema.safetensors] [workers.safetensors]
+                               state.json MANIFEST.json
+
+1. `.step-00001200.<pid>-<n>` is made and locked: others see that its writer lives.
+2. Every file is written in pieces, hashed on the way, and synced.
+3. MANIFEST.json, with those sizes and hashes, is written last and synced; so is the folder.
+4. A checkpoint of the same step, if there is one, is set aside as `.step-00001200.older`.
+5. The folder is renamed to step-00001200, and its parent synced: from here on it is there.
+6. What was set aside is removed.
 """
 
+import errno
+import fcntl
 import hashlib
+import itertools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-import numpy as np
+from paceline.checkpoint import manifest as manifests
+from paceline.checkpoint import state as states
+from paceline.checkpoint.manifest import AVERAGES, MANIFEST, MODEL, OPTIMIZER, STATE_JSON, WORKERS, FileHash
+from paceline.checkpoint.state import State
+from paceline.checkpoint.tensors import Entry, header
+from paceline.errors import CheckpointError
 
-from paceline.params.layout import ITEM_BYTES, TensorSpec
-
-SAFETENSORS_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-RAW = {8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """One tensor as it goes into a file; `data` is in C order."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class State(msgspec.Struct, frozen=True):
-    """What is not a tensor: state.json."""
-
-    run_id: str
-    global_step: int
-    mode: str
-    optimizer: str
-    groups: list[dict[str, object]]
-    paceline: str
-
-
-class FileHash(msgspec.Struct, frozen=True):
-    size_bytes: int
-    sha256: str
-
-
-def in_c_order(spec: TensorSpec, memory: memoryview) -> Entry:
-    """A tensor that lies in memory with its own strides, as C-ordered bytes."""
-    item = ITEM_BYTES[spec.dtype]
-    if spec.numel == 0:
-        return Entry(spec.dtype, spec.shape, b"")
-    raw = np.frombuffer(memory, dtype=RAW[item], count=spec.numel)
-    strides = tuple(s * item for s in spec.stride)
-    view = np.lib.stride_tricks.as_strided(raw, spec.shape, strides, writeable=False)
-    return Entry(spec.dtype, spec.shape, view.tobytes())
+PIECE_BYTES = 4 << 20
+_numbers = itertools.count(1)
 
 
 def write(
@@ -72,60 +41,139 @@ def write(
     optimizer: Mapping[str, Entry],
     state: State,
     averages: Mapping[str, Entry] | None = None,
+    workers: Mapping[str, Entry] | None = None,
 ) -> Path:
     """checkpoints/ -> checkpoints/step-N, complete or not there at all. Returns the new folder."""
-    final = folder / f"step-{state.global_step:08d}"
-    temporary = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    _write_tensors(temporary / "model.safetensors", model)
-    _write_tensors(temporary / "optimizer.safetensors", optimizer)
-    if averages is not None:
-        _write_tensors(temporary / "ema.safetensors", averages)
-    (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-    manifest = {file.name: _hash(file) for file in sorted(temporary.iterdir())}
-    (temporary / "MANIFEST.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    for file in temporary.iterdir():
-        _sync(file)
-    older = folder / f".{final.name}.older"
-    shutil.rmtree(older, ignore_errors=True)
+    files = {MODEL: model, OPTIMIZER: optimizer, AVERAGES: averages, WORKERS: workers}
+    tensors = {name: given for name, given in files.items() if given is not None}
+    try:
+        _make(folder)
+        sweep(folder)
+        with _hidden(folder, manifests.folder_name(state.global_step)) as temporary:
+            _fill(temporary, tensors, state)
+            return _put_in_place(temporary, folder, state.global_step)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint of step {state.global_step} could not be written to {folder}: "
+            f"{error.strerror or error}. Those that were there are still there."
+        ) from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Entry]) -> FileHash:
+    """One safetensors file, synced; what was written is also what was hashed."""
+    return _write_file(path, itertools.chain([header(tensors)], (entry.data for entry in tensors.values())))
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that died left behind; a checkpoint that one of them had set aside gets its name back."""
+    for path in sorted(folder.glob(".step-*")):
+        step = manifests.step_of(path)
+        if step is None:
+            if not _is_written(path):
+                shutil.rmtree(path, ignore_errors=True)
+        elif (folder / manifests.folder_name(step)).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.rename(path, folder / manifests.folder_name(step))
+            _sync_folder(folder)
+
+
+@contextmanager
+def _hidden(folder: Path, name: str) -> Iterator[Path]:
+    """A folder of this writer alone (1), which is gone afterwards unless it was renamed."""
+    temporary = folder / f".{name}.{os.getpid()}-{next(_numbers)}"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that had our number and died
+    os.mkdir(temporary)
+    lock = -1
+    try:
+        lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(OSError):  # some network file systems cannot
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _is_written(temporary: Path) -> bool:
+    """Does its writer live? Or can nobody tell?"""
+    try:
+        fd = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _fill(temporary: Path, tensors: Mapping[str, Mapping[str, Entry]], state: State) -> None:
+    """2 and 3."""
+    hashes = {name: write_tensors(temporary / name, given) for name, given in tensors.items()}
+    hashes[STATE_JSON] = _write_file(temporary / STATE_JSON, [states.encode(state)])
+    manifest = manifests.made(state.global_step, state.lineage, hashes)
+    _write_file(temporary / MANIFEST, [manifests.encode(manifest)])
+    _sync_folder(temporary)
+
+
+def _put_in_place(temporary: Path, folder: Path, step: int) -> Path:
+    """4, 5 and 6."""
+    final = folder / manifests.folder_name(step)
+    aside = folder / manifests.aside_name(step)
     if final.exists():
-        os.rename(final, older)  # never removed before the new one is there
-    os.rename(temporary, final)
-    _sync(folder)
-    shutil.rmtree(older, ignore_errors=True)
+        os.rename(final, aside)
+    try:
+        os.rename(temporary, final)
+        _sync_folder(folder)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.rename(final, temporary)  # in place, but not for good
+        with suppress(FileNotFoundError):
+            os.rename(aside, final)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
     return final
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Entry]) -> None:
-    """The safetensors format: header size, JSON header, data. Written here, because the library's functions want a
-    framework's tensors and these bytes belong to none; a test reads the files back with the library."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, entry in tensors.items():
-        offsets = [position, position + len(entry.data)]
-        header[name] = {
-            "dtype": SAFETENSORS_DTYPES[entry.dtype],
-            "shape": entry.shape,
-            "data_offsets": offsets,
-        }
-        position = offsets[1]
-    encoded = msgspec.json.encode(header)
-    encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for entry in tensors.values():
-            file.write(entry.data)
+def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileHash:
+    """The parts one after the other, in pieces, so that nothing is copied whole and other threads get their turn."""
+    digest, size_bytes = hashlib.sha256(), 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        for part in parts:
+            rest = memoryview(part)
+            size_bytes += rest.nbytes
+            while rest:
+                piece = rest[:PIECE_BYTES]
+                written = os.write(fd, piece)
+                digest.update(piece[:written])
+                rest = rest[written:]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return FileHash(size_bytes, digest.hexdigest())
 
 
-def _hash(path: Path) -> FileHash:
-    with path.open("rb") as file:
-        return FileHash(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+def _make(folder: Path) -> None:
+    """The folder and those above it, each entered into its parent for good."""
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+    _sync_folder(folder.parent)
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS):  # some file systems cannot sync a folder
+            raise
     finally:
         os.close(fd)

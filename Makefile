@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check lint pictures clean
+.PHONY: help demo test test-full fuzz check lint pictures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,13 +22,16 @@ test: $(STAMP) ## the test suite, under five minutes on two cores
 test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz
 	$(BIN)/pytest -q -m slow
 
+fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
+	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(BIN)/pytest -q --timeout 290 tests/fuzz
+
 lint: $(STAMP) ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 check: lint ## what to run before a commit: lint and the import-direction test
-	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/pytest -q tests/test_architecture.py tests/test_no_code.py
 
 pictures: $(STAMP) ## draws docs/pictures again, from the deciding code itself
 	$(BIN)/python docs/pictures/draw.py

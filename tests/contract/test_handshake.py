@@ -2,6 +2,8 @@
 
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -12,7 +14,7 @@ from paceline.errors import AuthenticationError, ConnectionLost
 from paceline.transport import LANES, security
 from paceline.transport.base import Stream
 from paceline.transport.channel import Channel, accept
-from paceline.transport.security import MAGIC, NONCE_BYTES, as_client, as_server
+from paceline.transport.security import MAGIC, NONCE_BYTES, Role, as_client, as_server
 from paceline.wire.frames import Kind
 
 SECRET = b"s" * 32
@@ -167,7 +169,43 @@ def test_every_connection_has_keys_of_its_own() -> None:
         with connected("inproc") as (client, server):
             serving = Running(lambda server=server: as_server(server, SECRET))
             up, down = as_client(client, SECRET, "there")
-            assert serving.result() == (down, up)
+            assert serving.result() == (Role.WORKER, (down, up))
             keys += [up, down]
     assert len(set(keys)) == 4
     assert SECRET not in keys
+
+
+@pytest.mark.parametrize("role", Role)
+def test_the_server_knows_as_what_a_client_comes(role: Role) -> None:
+    with connected("inproc") as (client, server):
+        serving = Running(lambda: accept(server, SECRET))
+        here = Channel(client, as_client(client, SECRET, "there", role), role)
+        there = serving.result()
+        assert there.role is role
+        here.send(Kind.BEAT, push_id=4)
+        assert there.recv().push_id == 4
+
+
+def test_I8_a_byte_now_and_then_does_not_hold_a_place_longer(
+    ends: tuple[socket.socket, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is for the whole handshake, not for each read of it."""
+    monkeypatch.setattr(security, "HANDSHAKE_S", 0.3)
+    raw, server = ends
+    began = time.monotonic()
+    serving = Running(lambda: as_server(server, SECRET))
+    done = threading.Event()
+
+    def drip() -> None:
+        for byte in MAGIC + bytes(NONCE_BYTES) + bytes(31):
+            raw.sendall(bytes([byte]))
+            if done.wait(0.02):
+                return
+
+    dripping = Running(drip)
+    with pytest.raises(AuthenticationError, match="gave up"):
+        serving.result()
+    took_s = time.monotonic() - began
+    done.set()
+    dripping.result()
+    assert 0.25 < took_s < 0.6

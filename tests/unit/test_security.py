@@ -4,7 +4,7 @@ import inspect
 from itertools import combinations
 
 from paceline.transport import security
-from paceline.transport.security import MAGIC, NONCE_BYTES, PROOF_BYTES, _key, _proof
+from paceline.transport.security import MAGIC, NONCE_BYTES, PROOF_BYTES, Role, _key, _proof
 
 A, B, SECRET = b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, b"s" * 32
 
@@ -12,7 +12,7 @@ A, B, SECRET = b"a" * NONCE_BYTES, b"b" * NONCE_BYTES, b"s" * 32
 def test_a_proof_depends_on_secret_role_and_both_nonces() -> None:
     proofs = [
         _proof(SECRET, b"server", A, B),
-        _proof(SECRET, b"client", A, B),
+        *(_proof(SECRET, role.encode(), A, B) for role in Role),
         _proof(SECRET, b"server", B, A),
         _proof(SECRET, b"server", A, A),
         _proof(b"t" * 32, b"server", A, B),

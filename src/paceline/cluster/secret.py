@@ -8,21 +8,86 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 
+from paceline.cluster.certificate import check_can_make, make_certificate
 from paceline.errors import UsageError
+from paceline.transport.security import INSECURE, Secret
+from paceline.transport.tls import CERTIFICATE, check_keys, fingerprint, read_certificate
+
+__all__ = [
+    "INSECURE",
+    "Secret",
+    "check_address",
+    "is_loopback",
+    "new_keys",
+    "secret_beside_certificate",
+    "secret_by_hand",
+    "secret_from_hex",
+]
 
 SECRET_BYTES = 32
 
 
-def secret_by_hand(secret_file: str | None, environ: Mapping[str, str]) -> bytes:
-    """Return the secret of `secret_file`, else the user's own, which is made on first use."""
-    if secret_file is not None:
-        return _read(Path(secret_file))
-    path = _own_path(environ)
-    if not os.path.exists(path):
+def secret_by_hand(
+    secret_file: str | None, environ: Mapping[str, str], is_tls: bool = False, is_insecure: bool = False
+) -> Secret:
+    """Return the secret of `secret_file`, else the user's own, which is made on first use; with TLS its certificate
+    must lie beside it."""
+    if is_insecure:
+        if secret_file is not None:
+            raise UsageError("--insecure means that there is no secret, and --secret_file names one; leave one out.")
+        return Secret(INSECURE)
+    path = Path(secret_file) if secret_file is not None else _own_path(environ)
+    if secret_file is None and not os.path.exists(path):
         _make(path)
-    return _read(path)
+    secret = _read(path)
+    if is_tls:
+        check_keys(path.parent)  # never made here: tasks that start at once, on any host, must all have the same
+    return Secret(secret, path.parent.absolute() if is_tls else None)
+
+
+def secret_beside_certificate(value: bytes, folder: Path) -> Secret:
+    """The secret of a run folder: a certificate that lies there is meant to be used."""
+    return Secret(value, folder if (folder / CERTIFICATE).exists() else None)
+
+
+def new_keys(folder: Path) -> str:
+    """Make a folder with a secret and a certificate, whose fingerprint comes back; UsageError when it has a secret."""
+    path = folder / "secret"
+    if os.path.lexists(path):
+        raise UsageError(f"{str(path)!r} is there already; choose another folder, or remove it.")
+    check_can_make()
+    _make(path)
+    make_certificate(folder)
+    return fingerprint(read_certificate(folder))
+
+
+def check_address(secret: bytes, address_host: str, is_insecure: bool) -> None:
+    """Refuse to listen where strangers can knock, with a secret that everybody knows, unless that was asked for.
+
+    >>> check_address(INSECURE, "127.0.0.1", is_insecure=False)
+    """
+    if secret and secret != INSECURE:
+        return
+    if not is_insecure and not is_loopback(address_host):
+        raise UsageError(
+            f"{address_host} can be reached from other hosts and this task has no secret; give --secret_file=PATH, or "
+            "--insecure to let everybody take part."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("10.0.0.1")
+    (True, True, True, False)
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() in ("localhost", "ip6-localhost")
 
 
 def secret_from_hex(text: str) -> bytes | None:
@@ -43,7 +108,10 @@ def _own_path(environ: Mapping[str, str]) -> Path:
     if os.path.isabs(config):  # the XDG rules: a relative path is ignored
         return Path(config) / "paceline" / "secret"
     if not os.path.isabs(environ.get("HOME", "")):
-        raise UsageError("Neither HOME nor XDG_CONFIG_HOME says where the secret lies; give --secret_file=PATH.")
+        raise UsageError(
+            "Neither HOME nor XDG_CONFIG_HOME says where the secret lies; give --secret_file=PATH, or --insecure "
+            "to let everybody who reaches the ports take part."
+        )
     return Path(environ["HOME"]) / ".config" / "paceline" / "secret"
 
 

@@ -7,6 +7,7 @@ A new lane passes tests/contract/test_lane_contract.py and never decides anythin
 import os
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
@@ -16,6 +17,24 @@ from paceline.params.arena import Arena
 
 Buffer = bytes | bytearray | memoryview
 IOV_LIMIT = 512  # buffers a single sendmsg takes
+SEND_S = 30.0  # for which nothing at all may be taken by the other side before it is given up
+SLOWEST_BYTES_S = 1 << 16  # and on the whole it must take so much a second
+REST_S = 30.0  # silence in the middle of a frame
+
+
+class Rest:
+    """The first bytes of a frame are here, so the rest is on the way; whoever then falls silent is given up."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._since_s = time.monotonic()
+
+    def came(self) -> None:
+        self._since_s = time.monotonic()
+
+    def check(self) -> None:
+        if time.monotonic() - self._since_s > REST_S:
+            raise ConnectionLost(f"{self._name} fell silent in the middle of a message for {REST_S:.0f} s")
 
 
 class Stream:
@@ -23,33 +42,39 @@ class Stream:
 
     shares_memory: ClassVar[bool] = False
     lane: ClassVar[str] = ""
+    name: str = "the other side"  # for messages; whoever connects knows better
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.name = "the other side"  # for messages; whoever connects knows better
+        self._send_s = 0.0
+        self.set_send_timeout(SEND_S)
         _OPEN.add(self)
 
     def set_timeout(self, seconds: float) -> None:
         """Let reads give up after this long (0: never). The kernel's timeout costs no extra system call."""
-        whole = int(seconds)
-        value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+
+    def set_send_timeout(self, seconds: float) -> None:
+        """Give one up that takes nothing for so long, or too little on the whole (0: never)."""
+        self._send_s = seconds
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
         """Everything in `buffers`, in order. Who knows their size together spares us to look when all goes at once."""
         try:
-            if len(buffers) == 1:
-                self._sock.sendall(buffers[0])
-            elif size_bytes < 0 or len(buffers) > IOV_LIMIT:
+            if size_bytes < 0 or len(buffers) > IOV_LIMIT:
                 self._send_many(buffers, 0)
             elif (sent := self._sock.sendmsg(buffers)) < size_bytes:
                 self._send_many(buffers, sent)
+        except BlockingIOError as error:
+            raise ConnectionLost(f"{self.name} took nothing that was sent for {self._send_s:g} s") from error
         except OSError as error:
             raise ConnectionLost(f"the connection to {self.name} ended while sending: {error}") from error
 
     def _send_many(self, buffers: Sequence[Buffer], sent: int) -> None:
         """All of them but the first `sent` bytes, as many at a time as the kernel takes."""
         views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
+        until_s = time.monotonic() + self._send_s + sum([v.nbytes for v in views]) / SLOWEST_BYTES_S
         first = 0
         while True:
             while first < len(views) and sent >= views[first].nbytes:
@@ -57,6 +82,8 @@ class Stream:
                 first += 1
             if first == len(views):
                 return
+            if self._send_s and time.monotonic() > until_s:
+                raise ConnectionLost(f"{self.name} takes less than {SLOWEST_BYTES_S} bytes a second")
             views[first] = views[first][sent:]
             sent = self._sock.sendmsg(views[first : first + IOV_LIMIT])
 
@@ -75,11 +102,15 @@ class Stream:
     def recv_into(self, view: memoryview) -> None:
         """Fill `view`. A timeout before the first byte raises WaitTimeout, and nothing is lost by it."""
         position = self.recv_some(view) if len(view) else 0
+        if position == len(view):
+            return
+        rest = Rest(self.name)
         while position < len(view):
             try:
                 position += self.recv_some(view[position:])
+                rest.came()
             except WaitTimeout:
-                continue  # the first bytes are here, so the rest is on the way
+                rest.check()
 
     def send_arenas(self, arenas: Sequence[Arena]) -> None:
         raise ConnectionLost(f"the {self.lane} lane cannot share memory")
@@ -130,6 +161,12 @@ def split(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    micros = int((seconds - whole) * 1e6)
+    return struct.pack("ll", whole, micros if whole or micros or not seconds else 1)  # 0 means for ever
 
 
 _OPEN: "weakref.WeakSet[Stream]" = weakref.WeakSet()

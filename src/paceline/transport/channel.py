@@ -9,24 +9,28 @@ from collections.abc import Sequence
 
 import xxhash
 
-from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, WaitTimeout
+from paceline.errors import ConnectionLost, PacelineError, ProtocolError, WaitTimeout
 from paceline.params.arena import has_shared_memory
-from paceline.transport import LANES
-from paceline.transport.base import Buffer, Stream
-from paceline.transport.security import as_client, as_server
-from paceline.wire.frames import FRAME_BYTES, Codec, Frame, Kind
+from paceline.transport import LANES, tls
+from paceline.transport.base import Buffer, Rest, Stream
+from paceline.transport.security import Role, as_client, as_server, deadline_s, keys_dir_of
+from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, Codec, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
 HASH_BYTES = 1 << 19  # bulk is hashed in pieces that fit a core's cache
 CHECKSUM_BYTES = 8
 ASK_S = 120.0  # the longest that an answer may take which waits for nobody else
+PIECE_BYTES = 1 << 16  # a tail takes memory as it comes, not as it is claimed
+SMALL_TAIL_BYTES = 1 << 16  # what those may say who bring no model
 
 
 class Channel:
     """One authenticated connection."""
 
-    def __init__(self, stream: Stream, keys: tuple[bytes, bytes]) -> None:
+    def __init__(self, stream: Stream, keys: tuple[bytes, bytes], role: Role = Role.WORKER) -> None:
         self.stream = stream
+        self.role = role  # the client's, on both ends
+        self.tail_limit_bytes = MAX_TAIL_BYTES
         self.shares_memory = stream.shares_memory
         self.lane = stream.lane
         self.bytes_in = 0
@@ -61,7 +65,7 @@ class Channel:
             elif size or tail:
                 self.stream.send([frame, tail, *bulk], FRAME_BYTES + len(tail) + size)
             else:
-                self.stream.send((frame,))
+                self.stream.send((frame,), FRAME_BYTES)
         self.bytes_out += FRAME_BYTES + len(tail) + size
 
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
@@ -85,14 +89,21 @@ class Channel:
         """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
         self.stream.recv_into(self._view)
         size = self._codec.tail_bytes(self._frame)
-        tail = b""
-        if size:
-            buffer = bytearray(size)
-            self._fill(memoryview(buffer))
-            tail = bytes(buffer)
+        tail = self._recv_tail(size) if size else b""
         frame = self._codec.unpack(self._frame, tail)
         self.bytes_in += FRAME_BYTES + size + frame.bulk_bytes
         return frame
+
+    def _recv_tail(self, size: int) -> bytes:
+        """The MAC can be checked only behind the tail, so nothing is believed yet but the bytes that are there."""
+        if size > self.tail_limit_bytes:
+            raise ProtocolError(f"a {self.role} sent a tail of {size} bytes, its limit is {self.tail_limit_bytes}")
+        tail = bytearray()
+        while len(tail) < size:
+            piece = bytearray(min(PIECE_BYTES, size - len(tail)))
+            self._fill(memoryview(piece))
+            tail += piece
+        return bytes(tail)
 
     def recv_cold(self) -> Frame:
         """The next cold message. An answer that comes first was sent to wake a worker that was awake already."""
@@ -113,12 +124,15 @@ class Channel:
             return
         digest = xxhash.xxh3_64()
         position = 0
+        rest = Rest(self.stream.name)
         while position < into.nbytes:
             piece = into[position : position + HASH_BYTES]
             try:
                 count = self.stream.recv_some(piece)
             except WaitTimeout:
-                continue  # the frame is here, so its rest is on the way; a dead sender ends the connection
+                rest.check()
+                continue
+            rest.came()
             digest.update(piece[:count])
             position += count
         checksum = bytearray(CHECKSUM_BYTES)
@@ -127,11 +141,13 @@ class Channel:
             raise ProtocolError("a payload was damaged on the way")
 
     def _fill(self, view: memoryview) -> None:
+        rest: Rest | None = None
         while True:
             try:
                 return self.stream.recv_into(view)
             except WaitTimeout:
-                continue
+                rest = rest or Rest(self.stream.name)
+                rest.check()
 
     def say(self, message: Request | Reply, bulk: Sequence[Buffer] = (), push_id: int = 0) -> None:
         """A cold message."""
@@ -153,7 +169,7 @@ class Channel:
         self.stream.close()
 
 
-def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0) -> Channel:
+def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role: Role = Role.WORKER) -> Channel:
     """The best lane to an address: shm when the ps is on this very host, else tcp; or the one asked for."""
     wanted = ["shm", "tcp"] if lane == "auto" else [lane]
     if lane == "auto" and not has_shared_memory():
@@ -166,8 +182,12 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0) -> C
             trouble = error
             continue
         try:
-            return Channel(stream, as_client(stream, secret, address))
-        except (AuthenticationError, ConnectionLost):
+            until_s = deadline_s()
+            keys_dir = keys_dir_of(secret)
+            if keys_dir is not None and name == "tcp":
+                stream = tls.as_client(stream, keys_dir, address, until_s)
+            return Channel(stream, as_client(stream, secret, address, role, until_s), role)
+        except PacelineError:
             stream.close()
             raise
     raise trouble
@@ -175,7 +195,15 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0) -> C
 
 def accept(stream: Stream, secret: bytes) -> Channel:
     """The server's end: a channel, or AuthenticationError."""
-    return Channel(stream, as_server(stream, secret))
+    until_s = deadline_s()
+    keys_dir = keys_dir_of(secret)
+    if keys_dir is not None and stream.lane == "tcp":
+        stream = tls.as_server(stream, keys_dir, until_s)
+    role, keys = as_server(stream, secret, until_s)
+    channel = Channel(stream, keys, role)
+    if role is not Role.WORKER:
+        channel.tail_limit_bytes = SMALL_TAIL_BYTES
+    return channel
 
 
 def _checksum(bulk: Sequence[Buffer]) -> int:

@@ -4,14 +4,16 @@ Called by transport/channel on both sides. The secret is never sent, logged or p
 
 1. client: magic and a fresh nonce
 2. server: its nonce, and a proof over both nonces
-3. client: checks it, and sends its own proof
+3. client: checks it, and sends its own proof, which also says as what it comes (its role)
 4. server: checks it, and says so; both derive one key a direction
 """
 
 import hmac
 import os
 import time
+from enum import StrEnum
 from hashlib import blake2b
+from pathlib import Path
 
 from paceline.errors import AuthenticationError, ConnectionLost, WaitTimeout
 from paceline.transport.base import Stream
@@ -20,60 +22,111 @@ MAGIC = b"paceline/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 ACCEPTED = b"\x01"
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0  # for all of it, with --tls too
 POLL_S = 0.5  # how often a client that waits looks up: nothing may block for ever
+INSECURE = bytes(32)  # the secret of --insecure, which everybody knows
 
 
-def as_server(stream: Stream, secret: bytes) -> tuple[bytes, bytes]:
-    """The (send, receive) keys, or AuthenticationError. Reads 75 bytes at most."""
-    stream.set_timeout(HANDSHAKE_S)
+class Role(StrEnum):
+    """As what a client comes; server/roles says what each may ask for."""
+
+    WORKER = "worker"  # trains; the chief is one of them
+    READER = "reader"  # kv, an evaluator
+    OPERATOR = "operator"  # paceline ctl
+    LAUNCHER = "launcher"  # whoever started the tasks
+
+
+class Secret(bytes):
+    """The 32 bytes that all tasks of a run share. They do not print themselves. `keys_dir`: the folder with the
+    certificate, when tcp is to be encrypted.
+
+    >>> Secret(b"x" * 32)
+    Secret(…)
+    """
+
+    keys_dir: Path | None
+
+    def __new__(cls, value: bytes, keys_dir: Path | None = None) -> "Secret":
+        made = super().__new__(cls, value)
+        made.keys_dir = keys_dir
+        return made
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    __str__ = __repr__
+
+
+def keys_dir_of(secret: bytes) -> Path | None:
+    """Where the certificate lies; None: tcp is not encrypted."""
+    return secret.keys_dir if isinstance(secret, Secret) else None
+
+
+def deadline_s() -> float:
+    """Until when a handshake that begins now must be done."""
+    return time.monotonic() + HANDSHAKE_S
+
+
+def as_server(stream: Stream, secret: bytes, until_s: float | None = None) -> tuple[Role, tuple[bytes, bytes]]:
+    """The client's role and the (send, receive) keys, or AuthenticationError. Reads 75 bytes at most."""
+    until_s = deadline_s() if until_s is None else until_s
     try:
-        hello = _read(stream, len(MAGIC) + NONCE_BYTES)
+        hello = _read(stream, len(MAGIC) + NONCE_BYTES, until_s)
         if not hello.startswith(MAGIC):
             raise AuthenticationError("a stranger on the port: it does not speak this protocol")
         theirs, ours = hello[len(MAGIC) :], os.urandom(NONCE_BYTES)
         stream.send([ours, _proof(secret, b"server", theirs, ours)])
-        if not hmac.compare_digest(_read(stream, PROOF_BYTES), _proof(secret, b"client", theirs, ours)):
+        proof = _read(stream, PROOF_BYTES, until_s)
+        proven = [role for role in Role if hmac.compare_digest(proof, _proof(secret, role.encode(), theirs, ours))]
+        if not proven:
             raise AuthenticationError("a client with another secret")
         stream.send([ACCEPTED])
     except (WaitTimeout, ConnectionLost) as error:
         raise AuthenticationError(f"a client gave up before it was known: {error}") from error
     stream.set_timeout(0)
-    return _key(secret, b"down", theirs, ours), _key(secret, b"up", theirs, ours)
+    return proven[0], (_key(secret, b"down", theirs, ours), _key(secret, b"up", theirs, ours))
 
 
-def as_client(stream: Stream, secret: bytes, address: str) -> tuple[bytes, bytes]:
+def as_client(
+    stream: Stream, secret: bytes, address: str, role: Role = Role.WORKER, until_s: float | None = None
+) -> tuple[bytes, bytes]:
     """The (send, receive) keys, or AuthenticationError that says what to do."""
-    stream.set_timeout(HANDSHAKE_S)
+    until_s = deadline_s() if until_s is None else until_s
     ours = os.urandom(NONCE_BYTES)
     try:
         stream.send([MAGIC, ours])
-        theirs = _read(stream, NONCE_BYTES)
-        if not hmac.compare_digest(_read(stream, PROOF_BYTES), _proof(secret, b"server", ours, theirs)):
+        theirs = _read(stream, NONCE_BYTES, until_s)
+        if not hmac.compare_digest(_read(stream, PROOF_BYTES, until_s), _proof(secret, b"server", ours, theirs)):
             raise AuthenticationError(
                 f"the task at {address} has another secret: copy one secret file to all hosts, or pass --secret-file"
             )
-        stream.send([_proof(secret, b"client", ours, theirs)])
-        _read(stream, len(ACCEPTED))
+        stream.send([_proof(secret, role.encode(), ours, theirs)])
+        _read(stream, len(ACCEPTED), until_s)
     except WaitTimeout as error:
         raise ConnectionLost(f"whoever listens at {address} is no paceline task, or is very busy") from error
+    except ConnectionLost as error:
+        raise ConnectionLost(
+            f"the task at {address} ended the handshake: it is ending, too many knock at once, or only one side has "
+            f"--tls ({error})"
+        ) from error
     stream.set_timeout(POLL_S)
     return _key(secret, b"up", ours, theirs), _key(secret, b"down", ours, theirs)
 
 
-def _read(stream: Stream, size_bytes: int) -> bytes:
-    """All of it before the deadline: a stranger that sends one byte and falls silent must not hold a place."""
+def _read(stream: Stream, size_bytes: int, until_s: float) -> bytes:
+    """All of it before the deadline: a stranger that sends a byte now and then must not hold a place."""
     data, position = memoryview(bytearray(size_bytes)), 0
-    deadline = time.monotonic() + HANDSHAKE_S
     while position < size_bytes:
-        position += stream.recv_some(data[position:])
-        if position < size_bytes and time.monotonic() >= deadline:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
             raise WaitTimeout("the rest did not come in time")
+        stream.set_timeout(left_s)
+        position += stream.recv_some(data[position:])
     return bytes(data)
 
 
-def _proof(secret: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
-    return hmac.digest(secret, role + client + server, "sha256")
+def _proof(secret: bytes, label: bytes, client: bytes, server: bytes) -> bytes:
+    return hmac.digest(secret, label + client + server, "sha256")
 
 
 def _key(secret: bytes, direction: bytes, client: bytes, server: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from paceline.errors import AuthenticationError, ConnectionLost
 from paceline.params.arena import Arena, has_shared_memory
-from paceline.transport.base import Stream, split
+from paceline.transport.base import Rest, Stream, split
 from paceline.transport.tcp import Door
 
 
@@ -34,15 +34,21 @@ class ShmStream(Stream):
             raise ConnectionLost(f"the connection ended while handing memory over: {error}") from error
 
     def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
+        rest = Rest(self.name)
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._sock, 1, len(sizes))
                 break
             except BlockingIOError:
-                continue  # the reply is here, so the descriptors are on the way
+                rest.check()  # the reply is here, so the descriptors are on the way
             except OSError as error:
                 raise ConnectionLost(f"the connection ended while taking memory over: {error}") from error
-        if not data or len(fds) != len(sizes):
+        are_whole = len(fds) == len(sizes) and all(
+            os.fstat(fd).st_size >= size for fd, size in zip(fds, sizes, strict=True)
+        )
+        if not data or not are_whole:  # to touch memory that is not there would end this process
+            for fd in fds:
+                os.close(fd)
             raise ConnectionLost("the other side closed the connection before it handed its memory over")
         return [Arena.opened(fd, size, ok) for fd, size, ok in zip(fds, sizes, writable, strict=True)]
 

@@ -1,0 +1,53 @@
+"""CAN what a worker describes be used? Slots in a payload, options of a push: checked before numbers are touched.
+
+Asked by server/desk and server/service; pure. Whoever sends them holds the secret, so a wrong one is a mistake, not an
+attack; it must still be refused, because a ps that stumbles over it ends, and takes everybody's training with it.
+"""
+
+from collections.abc import Sequence
+
+from paceline.params.layout import ITEM_BYTES, Layout
+from paceline.wire.messages import Options, SlotEntry
+
+LARGEST = 3.4e38  # of a float32: beyond it torch refuses to compute
+
+
+def problem(entries: Sequence[SlotEntry], layout: Layout, payload_bytes: int) -> str:
+    """What is wrong with the first entry that is; empty when all can be believed.
+
+    >>> problem([SlotEntry(0, 0, 6, "exp_avg", "float32", False, 0, 24)], Layout(()), 24)
+    'exp_avg of tensor 0, which is none of 0'
+    """
+    for entry in entries:
+        said = f"{entry.slot[:50]} of tensor {entry.tensor}"
+        if not 0 <= entry.tensor < len(layout.trained):
+            return f"{said}, which is none of {len(layout.trained)}"
+        if not entry.slot.isidentifier() or entry.dtype not in ITEM_BYTES:
+            return f"{said} in {entry.dtype[:20]} is no optimizer's state"
+        if not 0 <= entry.start <= entry.stop <= layout.trained[entry.tensor].numel:
+            return f"{said} is for elements {entry.start} to {entry.stop}, which it does not have"
+        count = 1 if entry.is_scalar else entry.stop - entry.start
+        if entry.size_bytes != count * ITEM_BYTES[entry.dtype]:
+            return f"{said} has {entry.size_bytes} bytes for {count} {entry.dtype}"
+        if not 0 <= entry.offset <= payload_bytes - entry.size_bytes:
+            return f"{said} lies at byte {entry.offset} of {payload_bytes}"
+    return ""
+
+
+def options_problem(options: Sequence[Options], before: Sequence[Options]) -> str:
+    """What is wrong with the options that a push brings, seen beside those that held; empty when they can be used.
+
+    >>> options_problem([{"lr": None}], [{"lr": 0.1}])
+    'group 0: lr was 0.1 and is None, which is no number'
+    """
+    if len(options) != len(before):
+        return f"options of {len(options)} groups, and the model has {len(before)}"
+    for index, (new, old) in enumerate(zip(options, before, strict=True)):
+        for name, value in old.items():
+            if _is_number(value) and name in new and not _is_number(new[name]):
+                return f"group {index}: {name} was {value} and is {new[name]}, which is no number"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not abs(value) > LARGEST  # NaN is one: whoever sets it shall see it

@@ -1,0 +1,27 @@
+"""WHO may ask a ps for what? What each role that a client proved in the handshake lets it say; pure.
+
+Asked by server/desk before every cold request. Gradients need no row here: they come on connections that have joined,
+and only a worker may join. What a worker may do besides (only the chief writes) is the desk's, which knows who it is.
+"""
+
+from paceline.errors import Refused
+from paceline.transport.security import Role
+from paceline.wire import messages as m
+
+READS = (m.AskStatus, m.Describe, m.Fetch)
+ALLOWED: dict[Role, tuple[type, ...]] = {
+    Role.READER: READS,
+    Role.OPERATOR: (*READS, m.SwitchMode),
+    Role.LAUNCHER: (m.AskStatus, m.Describe, m.Lost),
+}
+NOT_A_WORKERS = (m.Lost,)  # a worker does not say of another one that it is gone
+
+
+def check(role: Role, kind: type) -> None:
+    """Refuse a kind of request that this role may not make.
+
+    >>> check(Role.READER, m.Describe)
+    """
+    is_allowed = kind not in NOT_A_WORKERS if role is Role.WORKER else kind in ALLOWED[role]
+    if not is_allowed:
+        raise Refused(f"a {role} may not ask for {kind.__name__}")

@@ -258,12 +258,12 @@ def test_sums_and_slots_of_two_workers() -> None:
     shard = shard_of()
     first, second = shard.new_slot(), shard.new_slot()
     push(shard, first, 0)
-    first.add_up(is_first=True)
+    shard.add_up(first, is_first=True)
     push(shard, first, 1)
-    first.add_up(is_first=False)
+    shard.add_up(first, is_first=False)
     push(shard, first, 2)
     push(shard, second, 3)
-    second.add_up(is_first=True)
+    shard.add_up(second, is_first=True)
     shard.apply([(first, True, True), (second, True, False)])
     a, b, c, d = (values(n) for n in range(4))
     assert_same([(((a[i] + b[i]) + c[i]) + d[i]) / 4 for i in range(3)], result(shard), "mean")
@@ -276,9 +276,9 @@ def test_a_weighted_sum_beside_somebody_of_unknown_weight(silent: int) -> None:
     slots = [shard.new_slot(), shard.new_slot()]
     knows = slots[1 - silent]
     push(shard, knows, 0, weight=2)
-    knows.add_up(is_first=True)
+    shard.add_up(knows, is_first=True)
     push(shard, knows, 1, weight=6)
-    knows.add_up(is_first=False)
+    shard.add_up(knows, is_first=False)
     push(shard, slots[silent], 2)
     parts = [(knows, True, False), (slots[silent], False, True)]
     shard.apply(parts if silent else parts[::-1])
@@ -294,7 +294,7 @@ def test_one_worker_that_knows_its_weight_only_sometimes(weights_of: tuple[float
     slot = shard.new_slot()
     for number, weight in enumerate(weights_of):
         push(shard, slot, number, weight)
-        slot.add_up(is_first=number == 0)
+        shard.add_up(slot, is_first=number == 0)
     shard.apply([(slot, True, False)])
     parts = [values(n) for n in range(len(weights_of))]
     means = [summed(each, len(weights_of)) for each in zip(*parts, strict=True)]
@@ -309,9 +309,9 @@ def test_gaps_in_a_sum_beside_gaps_in_a_slot() -> None:
     shard = shard_of()
     first, second = shard.new_slot(), shard.new_slot()
     push(shard, first, 0, lacks=1)
-    first.add_up(is_first=True)
+    shard.add_up(first, is_first=True)
     push(shard, first, 1, lacks=1)
-    first.add_up(is_first=False)
+    shard.add_up(first, is_first=False)
     push(shard, second, 2, lacks=2)
     shard.apply([(first, True, False), (second, False, True)])
     a, b, c = (values(n) for n in range(3))

@@ -54,7 +54,8 @@ def check_everybody_ended(cluster: "Cluster") -> None:
 
 def may_fail(cluster: "Cluster", process: Worker) -> bool:
     plan = cluster.plan
-    return cluster.has_closed(process) or bool(plan.evictions or plan.zombies or (plan.cuts and not plan.retries))
+    lets_go = plan.zombies or ((plan.cuts or plan.evictions) and not plan.retries)
+    return cluster.has_closed(process) or bool(lets_go)
 
 
 def check_once(cluster: "Cluster") -> None:
@@ -72,8 +73,8 @@ def check_once(cluster: "Cluster") -> None:
 
 def pushes_of(service: SimService, process: Worker) -> set[int]:
     """The pushes of this process that are in some update."""
-    key = process.index, process.incarnation
-    return {g[2] for update in service.ledger.updates for g in update if g[:2] == key}
+    keys = {(process.index, incarnation) for incarnation in process.incarnations}
+    return {g[2] for update in service.ledger.updates for g in update if g[:2] in keys}
 
 
 def check_acknowledged(cluster: "Cluster") -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from paceline.errors import ConnectionLost
 from paceline.server import core, desk, service
 from paceline.server.core import Peer
+from paceline.transport.security import Role
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Reply, Request, encode
 
@@ -120,7 +121,9 @@ class Outbox:
 
     def put(self, answer: Any) -> None:
         if answer is not None:
-            self._world.after(self._world.delay(), self._service.send_late, self._connection.peer, answer, False)
+            self._world.after(
+                self._world.delay(), self._service.send_late, self._service.core, self._connection.peer, answer, False
+            )
 
 
 class Connection:
@@ -131,6 +134,7 @@ class Connection:
     def __init__(self, world: World, service: Any, shares_memory: bool, on_frame: Any, on_end: Any) -> None:
         self.shares_memory = shares_memory
         self.bytes_in = self.bytes_out = 0
+        self.role = Role.WORKER
         self.stream = self
         self.arenas: list[Any] = []
         self.payload: Any = None
@@ -140,6 +144,9 @@ class Connection:
         self.up = Pipe(world, self._deliver, lambda: service.ended(self))
         self.down = Pipe(world, on_frame, on_end)
         service.connections.append(self)
+
+    def set_send_timeout(self, seconds: float) -> None:
+        """Nothing is ever slow to be taken here."""
 
     # --- the worker's side ------------------------------------------------------------------------------------
 

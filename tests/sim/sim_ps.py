@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sim_network import Connection, World
+from lives import Pieces
+from sim_network import UPTIME_S, Connection, World
 from sim_watch import Watch, WatchedMembership
 
 from paceline.errors import ConnectionLost, ProtocolError
@@ -18,7 +19,9 @@ from paceline.params.layout import Layout
 from paceline.server.actions import Action, Answer, Apply
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Answers
+from paceline.server.durable import Durable, SlotMeta
 from paceline.server.service import Service
+from paceline.wire.decisions import Key
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, OptimizerSpec
 
@@ -71,6 +74,9 @@ class Slot:
         self.options: list[Any] = []
         self.sum: list[Any] | None = None
 
+    def free(self) -> None:
+        self.arena.close()
+
     def add_up(self, is_first: bool) -> None:
         assert is_first == (self.sum is None), (
             f"a sum of {self.sum} is taken for {'a new' if is_first else 'an old'} one"
@@ -100,20 +106,32 @@ class Ledger:
         self.epochs: list[int] = []  # how often the mode had changed at each update
         self.made: list[Slot] = []
 
-    def new_slot(self) -> Slot:
+    def new_slot(self, name: str) -> Slot:
         self.made.append(Slot())
         return self.made[-1]
 
     def slots(self) -> tuple[list[Any], list[Any]]:
         return [], []
 
-    def apply(self, parts: list[tuple[Slot, bool, bool]], divisor: int, is_waited_for: bool) -> None:
+    def add_up(self, slot: Slot, is_first: bool, job: int, is_again: bool) -> None:
+        slot.add_up(is_first)
+
+    def apply(
+        self, parts: list[tuple[Slot, bool, bool]], divisor: int, is_waited_for: bool, job: int, is_again: bool
+    ) -> None:
         if not all(slot.memory.is_open for slot, _, _ in parts):
             self._service.fault("read a slot that was freed")
         gradients = tuple(g for slot, has_sum, has_slot in parts for g in slot.taken(has_sum, has_slot))
         self._service.watch.updates(gradients, divisor, len(self.updates))
         self.updates.append(gradients)
         self.epochs.append(self._service.core.state.turn)
+
+
+class SimDurable(Durable):
+    """Slots have no numbers here, and outlive a ps as they are."""
+
+    def _slot(self, key: Key, slot: Any) -> SlotMeta:
+        return SlotMeta(key, b"", 0.0, self._once("options", slot.options), None)
 
 
 class SimService(Service):
@@ -127,14 +145,41 @@ class SimService(Service):
         super().__init__(config, b"", lambda task, report: None)
         self.world = world
         self.connections: list[Connection] = []
-        core = self.core
-        members = core.members = WatchedMembership(plan.num_workers, plan.expected)
-        core.state = plan.state(mode, members, index == 0, plan.min_workers)
-        self.watch = members.watch = Watch(self, may_lose_votes=plan.not_finite > 0)
+        self._plan = plan
+        self._pieces: dict[str, Any] = {}
+        self.watch = Watch(self, may_lose_votes=plan.not_finite > 0)
         self.ledger = Ledger(self)
+        self._live()
+        self.core.is_initialised = True
+
+    def _live(self) -> None:
+        """One process: a core with the simulated parts."""
+        plan, config = self._plan, self.core.config
+        self.core = core = Core(config, Pieces(self._pieces) if plan.rebirths else None)
+        members = core.members = WatchedMembership(plan.num_workers, plan.expected)
+        core.state = plan.state(config.mode, members, config.index == 0, plan.min_workers)
+        members.watch = self.watch
         core.shard = self.ledger  # type: ignore[assignment]
-        core.is_initialised = True
         core.perform = self._perform  # type: ignore[method-assign]
+        core.wake_after = self._wake_after
+        self.desk.core = core
+        if core.durable is not None:
+            core.durable = SimDurable(core)
+
+    def be_reborn(self) -> None:
+        """Between two events this process is killed; the next one knows what it had written down, and has its slots."""
+        before = self.core
+        self._live()
+        core = self.core
+        core.slots = before.slots
+        for name in ("discarded", "not_finite", "staleness", "waited_s"):  # written down now and then
+            setattr(core.state, name, getattr(before.state, name))
+        if not core.recover():
+            core.is_initialised = True  # nobody had come yet
+        core.mode_changes = before.mode_changes
+        self._began_s = UPTIME_S + self.world.now
+        self.watch.open.clear()
+        self.world.after(LEASE_S + 1.0, self.happens, "while it gave up who did not come back", self._expire)
 
     @property
     def name(self) -> str:
@@ -199,11 +244,13 @@ class SimService(Service):
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         """Answers leave without the lock, so anything may happen between the decision and the sending."""
         if self.world.chance(0.5):
-            self.world.after(self.world.delay(), self.send_late, peer, answer, is_pull)
+            self.world.after(self.world.delay(), self.send_late, self.core, peer, answer, is_pull)
         else:
             super()._send(peer, answer, is_pull)
 
-    def send_late(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
+    def send_late(self, core: Core, peer: Peer, answer: Answer, is_pull: bool) -> None:
+        if core is not self.core:
+            return  # that process is dead
         with suppress(ConnectionLost):
             super()._send(peer, answer, is_pull)
 

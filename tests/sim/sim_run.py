@@ -12,10 +12,11 @@ from sim_plan import Plan
 from sim_ps import SimService
 from sim_worker import Worker
 
-from paceline.cluster.membership import Phase
+from paceline.cluster.membership import Phase, first_incarnation
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.server.core import Peer
+from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
 
@@ -44,6 +45,8 @@ class Switcher:
 class Deaf:
     """The connection of one that does not wait for an answer."""
 
+    role = Role.LAUNCHER
+
     def say(self, message: object) -> None:
         pass
 
@@ -69,6 +72,7 @@ class Cluster:
             (self.duplicate, plan.zombies),
             (self.switch, plan.switches),
             (self.restart_ps, plan.ps_restarts),
+            (self.replace_ps, plan.rebirths),
         ):
             for _ in range(count):
                 self.world.at(self.world.random.uniform(0, plan.span), disaster)
@@ -93,7 +97,7 @@ class Cluster:
     def start(self, index: int) -> None:
         self._to_start -= 1
         self._incarnations[index] += 1
-        process = self.plan.worker(self, index, self._incarnations[index])
+        process = self.plan.worker(self, index, first_incarnation(self._incarnations[index]))
         self.processes.append(process)
         process.wake()
 
@@ -152,11 +156,20 @@ class Cluster:
             if is_seen_at_once:
                 service.ended(connection)
 
+    def replace_ps(self) -> None:
+        """One ps is killed; another process takes up what it had written down, and its workers find it there."""
+        self.fired["rebirths"] += 1
+        service = self.world.random.choice(self.services)
+        for connection in [c for c in service.connections if not c.up.is_ended]:
+            connection.up.end(keep=0)
+            connection.down.end()
+        service.be_reborn()
+
     # --- the supervisor ---------------------------------------------------------------------------------------
 
     def process_ended(self, process: Worker) -> None:
         """Start it again, or tell every ps that it will not come back."""
-        if process.is_done or process.incarnation != self._incarnations[process.index]:
+        if process.is_done or process.incarnations[0] != first_incarnation(self._incarnations[process.index]):
             return
         if self.has_closed(process):
             return
@@ -176,7 +189,7 @@ class Cluster:
         )
 
     def tell_lost(self, service: SimService, process: Worker) -> None:
-        lost, peer = m.Lost(process.index, process.incarnation), Peer(Deaf())  # type: ignore[arg-type]
+        lost, peer = m.Lost(process.index, process.incarnations[0]), Peer(Deaf())  # type: ignore[arg-type]
         service.happens("over a lost worker", lambda: service._answer(service.desk.lost(peer, lost, NO_FRAME), None))
 
     def run(self) -> list[str]:

@@ -3,7 +3,8 @@
 Base of sim_worker. `yield link` waits for a frame of that ps, `yield seconds` computes. Beyond worker/client.py: a
 worker that `retries` connects again with its incarnation after a lost connection and sends its last request once
 more, with the same push id. From ps:0 it first hears which mode holds; if that is another one, its last push is void,
-because nobody can say whether it counted before the change or never will.
+because nobody can say whether it counted before the change or never will. One that was evicted comes back to every ps
+as a newer incarnation, and what it pushed last is void too.
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ from sim_ps import join_of
 
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError, Refused
 from paceline.wire import messages as m
+from paceline.wire.decisions import Decision
 from paceline.wire.frames import WITHOUT_PARAMETERS, Frame, Kind, Outcome
 
 if TYPE_CHECKING:
@@ -24,10 +26,17 @@ Doing = Generator[Any, Any, Any]
 
 
 class Voided(Exception):
-    """The mode has changed since this push was sent, and nobody waited for its worker."""
+    """The mode has changed since this push was sent, and nobody waited for its worker; None: it was evicted."""
 
-    def __init__(self, dial: m.Dial) -> None:
+    def __init__(self, dial: m.Dial | None) -> None:
         self.dial = dial
+
+
+class FencedOff(Exception):
+    """This incarnation was evicted; the newest that the ps knows is `incarnation`."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
 
 
 class Link:
@@ -88,7 +97,7 @@ class Task:
         self.cluster = cluster
         self.world = cluster.world
         self.index = index
-        self.incarnation = incarnation
+        self.incarnations = [incarnation]  # the last one is what it is in as
         self.links: list[Link] = []
         self.push_id = 0
         self.is_alive = True
@@ -106,6 +115,16 @@ class Task:
 
     def adopt(self, dial: m.Dial) -> Doing:
         raise NotImplementedError
+
+    def carry(self, decisions: tuple[Decision, ...]) -> Doing:
+        raise NotImplementedError
+
+    def pull(self) -> Doing:
+        raise NotImplementedError
+
+    @property
+    def incarnation(self) -> int:
+        return self.incarnations[-1]
 
     @property
     def name(self) -> str:
@@ -173,8 +192,8 @@ class Task:
         self.post(send)
         return (yield from self.answer(link, send))
 
-    def answer(self, link: Link, send: Callable[[], None], is_push: bool = False) -> Doing:
-        frame = yield from self.received(link, send, is_push)
+    def answer(self, link: Link, send: Callable[[], None], is_push: bool = False, is_gradient: bool = False) -> Doing:
+        frame = yield from self.received(link, send, is_push, is_gradient)
         if frame.kind != Kind.ANSWER or frame.push_id != self.push_id:
             raise ProtocolError(f"ps:{link.index} sent kind {frame.kind} for push {frame.push_id}, not {self.push_id}")
         if frame.outcome == Outcome.FENCED:
@@ -183,15 +202,20 @@ class Task:
             self.note_version(link, frame.version)
         return frame
 
-    def received(self, link: Link, send: Callable[[], None], is_push: bool = False) -> Doing:
+    def received(self, link: Link, send: Callable[[], None], is_push: bool = False, is_gradient: bool = False) -> Doing:
         while True:
             try:
                 return (yield link)
             except ConnectionLost:
                 if not self.cluster.plan.retries:
                     raise
+                was = self.incarnation
                 dial = yield from self.reconnect(link)
-                if dial is not None and dial.turn != self.dial.turn:
+                if self.incarnation != was:
+                    if is_gradient or is_push:
+                        raise Voided(None) from None
+                    yield from self.pull()
+                elif dial is not None and dial.turn != self.dial.turn:
                     if is_push:
                         raise Voided(dial) from None
                     if self.awaits_others:
@@ -205,14 +229,44 @@ class Task:
     def reconnect(self, link: Link) -> Doing:
         """Join once more; from ps:0 the mode that holds comes back."""
         while True:
-            link.connection.cut()
-            link.connect()
             try:
-                yield from self.join_one(link)
-                if link.index or not self.is_started:
-                    return None
-                link.send(Kind.COLD, tail=m.encode(m.Start()))
-                return self.reply_in((yield link)).dial  # type: ignore[union-attr]
+                started = yield from self.join_again(link)
+                return started and started.dial
+            except ConnectionLost:
+                continue
+            except FencedOff as fenced:
+                yield from self.come_back(fenced.incarnation)
+                return None
+
+    def join_again(self, link: Link) -> Doing:
+        link.connection.cut()
+        link.connect()
+        yield from self.join_one(link)
+        if link.index or not self.is_started:
+            return None
+        link.send(Kind.COLD, tail=m.encode(m.Start()))
+        return self.reply_in((yield link))
+
+    def come_back(self, known: int) -> Doing:
+        """To every ps, ps:0 last; it carries what is open there before anything else."""
+        self.awaits_others, self.late_dial = False, None  # whatever was on its way is void
+        while True:
+            self.incarnations.append(known + 1)
+            try:
+                started = None
+                for link in sorted(self.links, key=lambda each: -each.index):
+                    started = yield from self.in_at_last(link)
+                break
+            except FencedOff as fenced:
+                known = fenced.incarnation
+        if started is not None:
+            yield from self.adopt(started.dial)
+            yield from self.carry(started.decisions)
+
+    def in_at_last(self, link: Link) -> Doing:
+        while True:
+            try:
+                return (yield from self.join_again(link))
             except ConnectionLost:
                 continue
 
@@ -225,6 +279,12 @@ class Task:
     def join_one(self, link: Link) -> Doing:
         link.send(Kind.COLD, tail=m.encode(join_of(self.index, self.incarnation, self.cluster.plan)))
         joined = self.reply_in((yield link))
+        if isinstance(joined, m.Fenced):
+            if joined.is_taken or not self.cluster.plan.retries:
+                raise Refused(joined.reason)
+            raise FencedOff(joined.incarnation)
+        if isinstance(joined, m.Closed):
+            raise Refused("closed already: it did not hear the answer")
         assert isinstance(joined, m.Joined)
         link.slot = link.connection.arenas[1] if link.connection.arenas else None
         return joined

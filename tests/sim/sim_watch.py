@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.membership import Membership
 from paceline.server.actions import Answer, Part
-from paceline.server.core import Peer
+from paceline.server.core import Core, Peer
 from paceline.server.state import EARLY_S
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Flag, Frame
@@ -27,9 +27,11 @@ class WatchedMembership(Membership):
     watch: "Watch"
 
     def join(self, worker: int, incarnation: int, now_s: float) -> bool:
+        never_left = self.is_current(worker, incarnation) and worker in self.training  # the ps was away
         is_in = super().join(worker, incarnation, now_s)
-        if is_in:
+        if is_in and not never_left:
             self.watch.entered(worker)
+        if is_in:
             self.watch.open.pop((worker, incarnation), None)
         return is_in
 
@@ -45,7 +47,6 @@ class Watch:
 
     def __init__(self, service: "SimService", may_lose_votes: bool) -> None:
         self._service = service
-        self._core = service.core
         self._is_first = service.core.config.index == 0
         self._may_lose_votes = may_lose_votes  # gradients that are not finite are votes, and in no update
         self._done: Counter[int] = Counter()  # bounded: steps of each worker, a joiner's as many as the slowest's
@@ -55,6 +56,10 @@ class Watch:
         self.open: dict[Key, tuple[int, bool]] = {}  # pushes without an answer: id, and whether all steps were made
         self.received: Counter[int] = Counter()  # pushes of each worker, without retries
         self.specs = [service.core.dial.spec]  # the mode of each epoch
+
+    @property
+    def _core(self) -> Core:
+        return self._service.core  # of its life now
 
     def entered(self, worker: int) -> None:
         """It joined, or trains again. If nobody else trains, any clock will do: then it is the one that it is given."""

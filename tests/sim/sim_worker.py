@@ -25,6 +25,8 @@ class Worker(Task):
     def __init__(self, cluster: "Cluster", index: int, incarnation: int) -> None:
         super().__init__(cluster, index, incarnation)
         self.has_ticket = False
+        self.is_void = False
+        self.pushed_as = incarnation
         self.flags = 0
         self.rounds: set[int] = set()  # its pushes in a mode with rounds: ps:0 speaks for all
         self.adopted = 0  # the last epoch that it brought to all shards
@@ -128,6 +130,7 @@ class Worker(Task):
 
     def push(self, is_finite: bool) -> Doing:
         self.push_id += 1
+        self.pushed_as = self.incarnation
         flags = 0 if is_finite else Flag.NOT_FINITE
         for link in self.links:
             self.write_slot(link)
@@ -137,7 +140,11 @@ class Worker(Task):
             for link in others:
                 self.post(lambda link=link: self.send_push(link, Kind.PUSH, flags))
         elif others and is_finite:
-            yield from self.stage(others, flags)  # 1
+            try:
+                yield from self.stage(others, flags)  # 1
+            except Voided:
+                self.is_void = True  # take() tells
+                return
         if self.has_rounds:
             self.rounds.add(self.push_id)
         self.flags = flags
@@ -149,7 +156,7 @@ class Worker(Task):
         for link in others:
             self.post(lambda link=link: self.send_push(link, Kind.STAGE, flags))
         for link in others:
-            yield from self.answer(link, lambda link=link: self.send_push(link, Kind.STAGE, flags))
+            yield from self.answer(link, lambda link=link: self.send_push(link, Kind.STAGE, flags), is_gradient=True)
 
     def gradient_for(self, link: Link) -> Gradient:
         return self.index, self.incarnation, self.push_id, link.round if self.has_rounds else link.version
@@ -167,6 +174,10 @@ class Worker(Task):
     def take(self) -> Doing:
         link = self.links[0]
         has_tail = self.has_rounds and len(self.links) > 1
+        if self.is_void:
+            self.is_void = False
+            yield from self.pull()
+            return
         try:
             first = yield from self.answer(link, lambda: self.send_push(link, Kind.PUSH, self.flags), is_push=True)  # 3
         except Voided as void:
@@ -182,16 +193,27 @@ class Worker(Task):
                 assert isinstance(carried, m.Carried)
                 yield from self.carry(carried.decisions, first_is_read=True)  # 4
             elif len(self.links) > 1:
-                yield from self.take_others(was_held=bool(first.flags & Flag.WAITED))
+                try:
+                    yield from self.take_others(was_held=bool(first.flags & Flag.WAITED))
+                except Voided:
+                    yield from self.give_up_push(None)
         self.has_ticket = bool(first.flags & Flag.TICKET)
         if first.flags & Flag.SWITCH:
             yield from self.ask_first(m.Ready())
             yield from self.pull()
 
-    def give_up_push(self, dial: m.Dial) -> Doing:
+    def give_up_push(self, dial: m.Dial | None) -> Doing:
+        if dial is None:
+            self.awaits_others = False
+            yield from self.pull()
+            return
         self.late_dial = dial
         if self.awaits_others:
-            yield from self.take_others(was_held=False)
+            try:
+                yield from self.take_others(was_held=False)
+            except Voided:
+                self.late_dial = None
+                yield from self.give_up_push(None)
         else:
             yield from self.adopt_late()
 
@@ -203,8 +225,12 @@ class Worker(Task):
 
     def take_others(self, was_held: bool) -> Doing:
         for link in self.links[1:]:
+            if self.incarnation != self.pushed_as:
+                raise Voided(None)  # it was evicted since, and nobody will answer
             flags = self.flags & ~Flag.WANTS_TICKET
-            frame = yield from self.answer(link, lambda link=link, f=flags: self.send_push(link, Kind.PUSH, f))
+            frame = yield from self.answer(
+                link, lambda link=link, f=flags: self.send_push(link, Kind.PUSH, f), is_gradient=True
+            )
             link.outcomes[self.push_id] = Outcome(frame.outcome)
             if was_held and not self.cluster.plan.shares_memory:
                 yield from self.pull_one(link, ())

@@ -20,10 +20,14 @@ DISASTERS = {
     "everything": Plan(deaths=2, evictions=1, zombies=1, pauses=0.1, not_finite=0.1),
     "retries": Plan(cuts=4, retries=True),
     "retries and deaths": Plan(cuts=3, retries=True, deaths=2, pauses=0.1, not_finite=0.1),
+    "evictions": Plan(evictions=4, cuts=2, retries=True, pauses=0.1, not_finite=0.1, span=LONG),
+    "evictions and deaths": Plan(evictions=3, deaths=2, zombies=1, cuts=2, retries=True, pauses=0.1, total=12),
     "budget": Plan(total=12, pauses=0.05),
     "budget and deaths": Plan(total=12, deaths=2, pauses=0.1, not_finite=0.1),
     "ps restarts": Plan(ps_restarts=3, retries=True, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, span=LONG),
     "elastic": Plan(optional=2, deaths=2, pauses=0.1, span=LONG),
+    "ps reborn": Plan(rebirths=4, retries=True, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, span=LONG),
+    "switches and ps reborn": Plan(switches=3, rebirths=3, retries=True, deaths=1, pauses=0.1, span=LONG),
     "least": Plan(optional=1, min_workers=2, deaths=3, restarts=0.6, pauses=0.1, span=LONG),
 }
 SWITCHES = {
@@ -31,6 +35,7 @@ SWITCHES = {
     "switches and deaths": Plan(switches=3, deaths=3, evictions=1, zombies=1, pauses=0.1, span=LONG),
     "switches and losses": Plan(switches=3, deaths=3, restarts=0.3, steps=4, pauses=0.1, span=LONG),
     "switches and retries": Plan(switches=3, cuts=3, ps_restarts=2, retries=True, pauses=0.1, span=LONG),
+    "switches and evictions": Plan(switches=3, evictions=4, cuts=2, retries=True, pauses=0.1, span=LONG),
     "switches in a budget": Plan(switches=3, total=12, span=LONG),
     "switches and budget": Plan(switches=3, total=12, deaths=1, pauses=0.1, span=LONG),
     "switches and joiners": Plan(switches=3, optional=2, min_workers=2, deaths=2, pauses=0.1, span=LONG),
@@ -84,11 +89,11 @@ def test_I1_I2_I3_hold_ten_times_longer(mode: str, disaster: str) -> None:
     assert failures(plan, mode, times=10)[:3] == []
 
 
-@pytest.mark.parametrize("kind", ["deaths", "evictions", "cuts", "zombies", "switches", "ps_restarts"])
+@pytest.mark.parametrize("kind", ["deaths", "evictions", "cuts", "zombies", "switches", "ps_restarts", "rebirths"])
 def test_what_is_to_go_wrong_does_go_wrong(kind: str) -> None:
     fired = 0
     for seed in range(20):
-        plan = dataclasses.replace(Plan(retries=kind in ("cuts", "ps_restarts")), **{kind: 2})
+        plan = dataclasses.replace(Plan(retries=kind in ("cuts", "ps_restarts", "rebirths")), **{kind: 2})
         cluster = Cluster(plan, seed)
         assert cluster.run() == []
         fired += cluster.fired[kind]

@@ -31,6 +31,7 @@ class Add(NamedTuple):
 
     key: Key
     is_first: bool
+    push_id: int = 0
 
 
 class Answer(NamedTuple):
@@ -50,10 +51,14 @@ class Free(NamedTuple):
     key: Key
 
 
+class Copy(NamedTuple):
+    """Copy everything as it is after the update before this: it is to be saved."""
+
+
 class Wake(NamedTuple):
     """Ask again after so many seconds: a grace ends then."""
 
     after_s: float
 
 
-Action = Apply | Add | Answer | Free | Wake
+Action = Apply | Add | Answer | Free | Wake | Copy

@@ -4,6 +4,7 @@ Shared by server/service (hot path) and server/desk (cold requests). `perform` m
 """
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,17 +18,23 @@ from paceline.errors import ConnectionLost
 from paceline.modes import make as make_mode
 from paceline.modes.base import Mode
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Action, Add, Answer, Apply, Free, Part, Wake
+from paceline.params.layout import Layout
+from paceline.params.placement import place
+from paceline.server.actions import Action, Add, Answer, Apply, Copy, Free, Wake
 from paceline.server.budget import Budget
+from paceline.server.durable import Durable, recover
+from paceline.server.memory import Memory, Unkept
+from paceline.server.rewinding import Rewinding
 from paceline.server.shard import Shard
+from paceline.server.snapshots import Snapshots
 from paceline.server.state import ShardState
 from paceline.server.vectors import Slot
-from paceline.telemetry.ledger import Ledger
+from paceline.server.written import PsLedger
 from paceline.telemetry.records import ModeChange, PsReport
 from paceline.transport.channel import Channel
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Flag
-from paceline.wire.messages import Carried, Dial, Failed, Reply, Switched, Ticket, encode
+from paceline.wire.messages import Carried, Dial, Failed, OptimizerSpec, Reply, Switched, Ticket, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,9 @@ class PsConfig:
     ema: float | None = None
     wire: str = "float32"
     master: str = "float32"
+    save_every: str = "none"
+    stall_s: float | None = None  # None: the default of cluster/membership, 0: never
+    rejoin_s: float = 15.0  # for so long a worker that went away without a word may come back, when nobody else is in
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +73,7 @@ class Peer:
 class Core:
     """All that changes in a ps; every method wants `lock` held unless it says otherwise."""
 
-    def __init__(self, config: PsConfig) -> None:
+    def __init__(self, config: PsConfig, memory: Memory | None = None) -> None:
         self.config = config
         self.lock = threading.Lock()
         self.members = Membership(config.num_workers, config.expected)
@@ -80,6 +90,8 @@ class Core:
         self.watches: dict[Key, Peer] = {}
         self.starters: dict[Key, Peer] = {}
         self.in_barrier: dict[Key, Peer] = {}
+        self.barrier_numbers: dict[int, Key] = {}  # worker -> (incarnation, which of its barriers it came to last)
+        self.left_barriers: dict[int, Key] = {}  # and which it was let out of
         self.ticket_waiters: dict[Key, Peer] = {}
         self.wanted: ModeSpec | None = None  # the mode that is to hold when everybody stands still
         self.switchers: list[Peer] = []  # who asked for it and waits
@@ -87,47 +99,136 @@ class Core:
         self.standing_since_s = 0.0
         self.gone_since_s: dict[int, float] = {}
         self.wake_after: Callable[[float], None] = lambda after_s: None  # service's: a grace ends then
-        self.ledger: Ledger | None = None  # set by whoever serves with --ledger
+        self.on_update: Callable[[int], None] | None = None  # --chaos: an update is made, and nobody knows it
+        self.ledger: PsLedger | None = None  # set by write_down, with --ledger
+        self.memory: Memory = memory or Unkept()
+        self.seed = secrets.randbits(31)  # of the data's order
+        self.lineage = 0
+        self.snapshots = Snapshots(config.save_every, config.index == 0)
+        self.rewinding = Rewinding()
+        self.returning: set[Key] = set()  # they were in when an earlier life of this ps ended, and are to come back
+        self.durable = Durable(self) if self.memory.is_kept else None
         self.updates = 0
         self.apply_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
 
     def perform(self, actions: Sequence[Action]) -> list[tuple[Peer, Answer]]:
-        """Apply and free at once; whom to answer comes back, because answering needs no lock."""
+        """Do the jobs, write down what is known now, then free; whom to answer comes back, because answering needs
+        no lock."""
+        jobs = [action for action in actions if type(action) is Apply or type(action) is Add]
+        if self.ledger is not None:
+            self.ledger.decided(actions, self.updates, self.state)
+        if self.durable is None:
+            for job in jobs:
+                self._do(job)
+        elif len(jobs) == 1 and type(jobs[0]) is Apply and not self.state.mode.has_rounds and not self.state.staged:
+            self.do_jobs(jobs, self.durable.announce_push(jobs[0]))
+        elif jobs:
+            self.do_jobs(jobs, self.durable.announce(jobs))
+        else:
+            self.durable.write()
+        if self.on_update is not None and jobs:
+            self.on_update(self.state.version)
+        if jobs:
+            self.snapshots.updated(self)
         answers = []
         for action in actions:
-            if type(action) is Apply:
-                assert self.shard is not None
-                began = time.perf_counter()
-                parts = [(self.slots[part.key], part.has_sum, part.has_slot) for part in action.parts]
-                self.shard.apply(parts, action.divisor, self.state.mode.has_rounds)
-                self.updates += 1
-                if self.ledger is not None:
-                    self._write_down(action.parts)
-                self.apply_s += time.perf_counter() - began
-            elif type(action) is Answer:
+            if type(action) is Answer:
                 peer = self.peers.get(action.key)
                 if peer is not None:
+                    if self.snapshots.flags:
+                        action = self.snapshots.marked(action)
                     answers.append((peer, action))
-            elif type(action) is Add:
-                self.slots[action.key].add_up(action.is_first)
             elif type(action) is Wake:
                 self.wake_after(action.after_s)
+            elif type(action) is Copy:
+                self.snapshots.take(self)
             elif type(action) is Free:
                 slot = self.slots.pop(action.key, None)
                 if slot is not None:
-                    slot.arena.close()
+                    slot.free()
         return answers
 
-    def _write_down(self, parts: Sequence[Part]) -> None:
-        assert self.ledger is not None
-        for part in parts:
-            worker, incarnation = part.key
-            self.ledger.write(self.updates, part.push_id, incarnation, worker, part.gradients)
+    def do_jobs(self, jobs: Sequence[Apply | Add], turn: int, done: int | None = None) -> None:
+        """What was announced, to its end; `done`: after a death, so many were done, and the next one perhaps half."""
+        assert self.durable is not None
+        for number, job in enumerate(jobs):
+            if done is None or number >= done:
+                self._do(job, turn << 8 | number, is_again=done is not None)
+                self.durable.journal.did_job(number + 1)
+                continue
+            if type(job) is Add:  # its numbers are there, but not what is known of them
+                slot = self.slots[job.key]
+                slot.added(slot.adding(job.is_first))
+            self._did(job)
+        self.durable.fulfil(jobs)
+
+    def _do(self, job: Apply | Add, number: int = 0, is_again: bool = False) -> None:
+        assert self.shard is not None
+        began = time.perf_counter()
+        if type(job) is Apply:
+            parts = [(self.slots[part.key], part.has_sum, part.has_slot) for part in job.parts]
+            self.shard.apply(parts, job.divisor, self.state.mode.has_rounds, number, is_again)
+        elif type(job) is Add:
+            self.shard.add_up(self.slots[job.key], job.is_first, number, is_again)
+        self._did(job)
+        self.apply_s += time.perf_counter() - began
+
+    def _did(self, job: Apply | Add) -> None:
+        if type(job) is Apply:
+            self.updates += 1
+
+    def make_shard(self, layout: Layout, optimizer: OptimizerSpec) -> Shard:
+        """The numbers of this ps, for the model that the first worker brought."""
+        c = self.config
+        plan = place(layout, c.num_ps, c.placement)
+        self.shard = Shard(layout, plan, c.index, optimizer, c.wire, c.master, c.ema, self.memory)
+        return self.shard
+
+    def new_slot(self, key: Key) -> Slot:
+        assert self.shard is not None
+        return self.shard.new_slot(f"{key[0]}.{key[1]}")
+
+    def free_unused(self) -> None:
+        """After a death: slots of those who left without our seeing it."""
+        for key in list(self.slots):
+            if not self.members.is_current(*key) and key not in self.state.staged:
+                self.slots.pop(key).free()
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def ledger_position(self) -> int | None:
+        """Where the ledger goes on: behind what is known here; None: nothing is, so where it ended."""
+        return self.durable.ledger_position() if self.durable is not None else None
+
+    def recover(self) -> bool:
+        """Take up what an earlier life of this ps left in its memory, if it left any."""
+        if self.durable is None or not recover(self):
+            return False
+        self.perform(self.state.look_again(self.now_s()))  # a round that is due may be in its grace
+        return True
+
+    def write_down(self, ledger: PsLedger, is_kept: bool = False) -> None:
+        """From now on everything goes into that ledger; `is_kept`: this ps knows what an earlier one knew."""
+        self.ledger = ledger
+        self.members.on_change = ledger.changed
+        ledger.started(self.state.version, is_kept)
+        ledger.mode(self.state.mode, self.state.turn, self.state.version)
+
+    def entered(self, worker: int) -> None:
+        """It trains from now on."""
+        self.state.entered(worker)
+        if self.ledger is not None:
+            clock, incarnation = self.state.clocks.get(worker, 0), self.members[worker].incarnation
+            self.ledger.entered(worker, incarnation, clock, self.state.version)
 
     def tell(self, peer: Peer, message: Reply) -> None:
-        """Answer somebody who waited. If it is gone, its own thread sees that, and nobody else suffers for it."""
+        """Answer somebody who waited, after what it is told is written down. If it is gone, its own thread sees that,
+        and nobody else suffers for it."""
+        if self.durable is not None:
+            self.durable.write()
         with suppress(ConnectionLost):
             peer.channel.say(message)
 
@@ -175,6 +276,7 @@ class Core:
         if not waiting >= set(self.members.live):
             return
         for key, peer in self.in_barrier.items():
+            self.left_barriers[key[0]] = self.barrier_numbers.get(key[0], key)
             self.resume(key[0])
             self.tell(peer, self.dial)
         self.in_barrier.clear()
@@ -183,7 +285,11 @@ class Core:
         """It trains again, if it did not."""
         if worker not in self.members.training:
             self.members.resume(worker)
-            self.state.entered(worker)
+            self.entered(worker)
+
+    def who_waits(self) -> set[Key]:
+        """Those who wait for others, or for the run to begin: they stand still through no fault of their own."""
+        return {*self.starters, *self.in_barrier, *self.ticket_waiters, *self.standing, *self.state.waiting}
 
     def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
         """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""
@@ -219,13 +325,16 @@ class Core:
             self.give_up_switch("the run ended before its mode could change")
             return
         now_s = time.monotonic()
-        before, decisions = state.mode.spec, self.open_decisions
-        self.perform(state.switch(make_mode(self.wanted, self.config.num_workers)))
-        self.dial = Dial(state.turn, self.wanted, state.version, decisions)
-        pause_ms = 1e3 * (now_s - self.standing_since_s) if self.standing else 0.0
-        self.mode_changes.append(ModeChange(at_step=state.version, mode=str(self.wanted), pause_ms=pause_ms))
-        told = Switched(before, self.wanted, state.version, pause_ms)
+        before, after, decisions = state.mode.spec, self.wanted, self.open_decisions
+        actions = state.switch(make_mode(after, self.config.num_workers))
+        self.dial = Dial(state.turn, after, state.version, decisions)
         self.wanted = None
+        self.perform(actions)
+        if self.ledger is not None:
+            self.ledger.mode(state.mode, state.turn, state.version)
+        pause_ms = 1e3 * (now_s - self.standing_since_s) if self.standing else 0.0
+        self.mode_changes.append(ModeChange(at_step=state.version, mode=str(after), pause_ms=pause_ms))
+        told = Switched(before, after, state.version, pause_ms)
         for peer in self.standing.values():
             self.tell(peer, self.dial)
         for peer in self.switchers:

@@ -4,25 +4,26 @@ Called by server/service with a connection's cold message; answers on that conne
 Refusals are raised as PacelineError and become a `Failed` reply; nothing here blocks.
 """
 
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from paceline.cluster.membership import Phase
+from paceline.cluster.membership import Phase, last_incarnation
 from paceline.errors import ConnectionLost, ProtocolError, Refused
 from paceline.modes import make as make_mode
 from paceline.modes.spec import check
-from paceline.params.layout import difference
-from paceline.params.placement import place
+from paceline.params.layout import difference, problems
+from paceline.server import roles
 from paceline.server.actions import Answer
 from paceline.server.budget import Budget
 from paceline.server.core import Core, Peer
+from paceline.server.described import problem
 from paceline.server.shard import Shard
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame
 
+WORKER_SEND_S = 600.0  # a worker that evaluates between two steps does not read; lease and stall say when it is out
 Answers = list[tuple[Peer, Answer]]
 Report = Callable[[str, bytes], None]
 
@@ -33,13 +34,13 @@ class Desk:
     def __init__(self, core: Core, on_report: Report) -> None:
         self.core = core
         self._on_report = on_report
-        self._seed = secrets.randbits(31)
 
     def handle(self, peer: Peer, message: object, frame: Frame) -> Answers:
         """Do what is asked, with the lock held where state is touched. Returns whom to answer because of it."""
         method: Callable[..., Answers] | None = _HANDLERS.get(type(message))
         if method is None:
             raise ProtocolError(f"a ps is not asked for {type(message).__name__}")
+        roles.check(peer.channel.role, type(message))
         return method(self, peer, message, frame)
 
     # --- joining ----------------------------------------------------------------------------------------------
@@ -48,6 +49,9 @@ class Desk:
         """1. the same run and layout; 2. not fenced; 3. a slot; 4. the answer, with memory where it is shared."""
         core = self.core
         with core.lock:
+            if self._has_closed(join):
+                core.tell(peer, self._closed())  # it did not hear the answer
+                return []
             self._check(join)
             key = (join.worker, join.incarnation)
             current = core.members[join.worker]
@@ -56,30 +60,63 @@ class Desk:
                 answers = core.drop((join.worker, current.incarnation))
             elif key in core.peers:
                 answers = core.drop(key)
+            never_left = core.members.is_current(*key) and join.worker in core.members.training  # this ps was away
             if not core.members.join(join.worker, join.incarnation, time.monotonic()):
-                raise Refused(f"worker:{join.worker} is fenced: it was given up, or a newer incarnation has joined")
+                core.tell(peer, self._fenced(join))
+                return answers
             core.gone_since_s.pop(join.worker, None)
+            core.returning.discard(key)
+            core.watches = {k: watch for k, watch in core.watches.items() if k[0] != join.worker or k == key}
             peer.key = key  # from here on the end of this connection is the end of this worker
+            peer.channel.stream.set_send_timeout(WORKER_SEND_S)
             core.peers[key] = peer
-            core.state.entered(join.worker)
+            if not never_left:
+                core.entered(join.worker)
             if core.shard is None:
-                plan = place(join.layout, join.num_ps, join.placement)
-                c = core.config
-                core.shard = Shard(join.layout, plan, c.index, join.optimizer, c.wire, c.master, c.ema)
+                self._make_shard(join)
+                if core.durable is not None:
+                    core.durable.model(join.layout, join.optimizer)
+            assert core.shard is not None
             slot = core.slots.get(key)
             if slot is None:
-                slot = core.slots[key] = core.shard.new_slot()
-            slot.options, slot.weight = join.optimizer.groups, 0.0
+                slot = core.slots[key] = core.new_slot(key)
+                slot.options, slot.weight = join.optimizer.groups, join.weight
             peer.slot = slot
             answers += self._changed()  # enough workers may be there now
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
-            reply = m.Joined(core.is_initialised, core.state.version, 0, sizes)
+            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes)
         with suppress(ConnectionLost):  # its own thread sees that; `answers` are for others
             peer.channel.say(reply)
             if peer.channel.shares_memory:
                 peer.channel.stream.send_arenas(arenas)
         return answers
+
+    def _make_shard(self, join: m.Join) -> None:
+        try:
+            self.core.make_shard(join.layout, join.optimizer)
+        except (ValueError, TypeError, LookupError, OverflowError, OSError, MemoryError, RuntimeError) as error:
+            raise Refused(f"no ps can hold the model of worker:{join.worker}: {error}") from error
+
+    def _has_closed(self, join: m.Join) -> bool:
+        """Whether this very incarnation is done. ps:0 alone says so."""
+        if self.core.config.index or not self.core.members.knows(join.worker):
+            return False
+        member = self.core.members[join.worker]
+        return member.phase is Phase.CLOSED and member.incarnation == join.incarnation
+
+    def _closed(self) -> m.Closed:
+        members = self.core.members
+        return m.Closed(is_last=not members.live and not members.missing, report=self.core.report_json())
+
+    def _fenced(self, join: m.Join) -> m.Fenced:
+        """Why it may not come in like this; one that was given up for good is refused."""
+        member, name = self.core.members[join.worker], f"worker:{join.worker}"
+        if member.phase is Phase.LOST and member.incarnation >= join.incarnation:
+            raise Refused(f"{name} is fenced: it was given up for good")
+        is_taken = self.core.members.is_taken(join.worker, join.incarnation)
+        why = "another process has taken its place" if is_taken else "it was silent, or stood still, for too long"
+        return m.Fenced(member.incarnation, is_taken, f"{name} is fenced: {why}")
 
     def _check(self, join: m.Join) -> None:
         core = self.core
@@ -104,6 +141,8 @@ class Desk:
         # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
         if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
             raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
+        if lines := problems(join.layout):
+            raise Refused("no ps can hold this worker's model:\n" + "\n".join(lines))
         if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
             raise Refused("this worker's model differs from the one that is trained:\n" + "\n".join(lines))
 
@@ -114,11 +153,21 @@ class Desk:
         block = bytearray(shard.size_bytes + carried)
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
-            if not core.is_initialised:
+            if core.rewinding.is_by(peer):
+                shard.assign(memoryview(block)[: shard.size_bytes])
+                core.carried = block[shard.size_bytes :]
+                if core.durable is not None:
+                    core.durable.carried()
+            elif self._worker(peer) != 0:
+                raise Refused("only the chief initialises the model")
+            elif not core.is_initialised:
                 shard.fill(memoryview(block)[: shard.size_bytes])
                 core.carried = block[shard.size_bytes :]
+                core.snapshots.restored(core, shard, message)
                 core.is_initialised = True
-        peer.channel.say(m.Done())
+                if core.durable is not None:
+                    core.durable.carried()
+        core.tell(peer, m.Done())
         return []
 
     def start(self, peer: Peer, message: m.Start, frame: Frame) -> Answers:
@@ -149,15 +198,20 @@ class Desk:
                 return
             core.is_started = True
         for peer in core.starters.values():
-            core.tell(peer, m.Started(self._seed, core.state.version, core.open_decisions, core.dial))
+            core.tell(peer, core.snapshots.started(core, peer))
         core.starters.clear()
 
     def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
-        peer.watches = (message.worker, message.incarnation)
+        """A heartbeat begins, or goes on. Whoever is not in (any more) has to join first."""
+        key = (message.worker, message.incarnation)
         with self.core.lock:
-            self.core.watches[peer.watches] = peer
+            if not self.core.members.knows(message.worker) or not self.core.members.is_current(*key):
+                raise Refused(f"worker:{message.worker} is not in, so nobody listens to its heartbeat")
+            peer.watches = key
+            self.core.watches[key] = peer
+            self.core.returning.discard(key)
             # The lease begins now: making the shard for its Join may have taken longer than a lease.
-            self.core.members.heard(*peer.watches, time.monotonic())
+            self.core.members.heard(*key, time.monotonic())
         peer.channel.say(m.Done())
         return []
 
@@ -177,9 +231,21 @@ class Desk:
             if core.state.waiting and not core.state.mode.has_rounds:
                 awaited |= core.members.training - {key[0] for key in core.state.waiting}
             wanted = str(core.wanted) if core.wanted is not None else ""
-            reply = m.Status(missing, sorted(awaited), core.state.version, core.members.live, core.lacks(), wanted)
+            live, told = core.members.live, [self._awaited(worker) for worker in sorted(awaited)]
+            reply = m.Status(missing, sorted(awaited), core.state.version, live, core.lacks(), wanted, told)
         peer.channel.say(reply)
         return []
+
+    def _awaited(self, worker: int) -> m.Awaited:
+        """What one that others wait for does, as far as a ps can know."""
+        config, member, now_s = self.core.config, self.core.members[worker], time.monotonic()
+        silent_s, still_s = now_s - member.heard_s, self.core.members.still_s(worker, now_s)
+        if silent_s > config.lease_s / 2:
+            return m.Awaited(worker, "is silent", silent_s, config.lease_s - silent_s)
+        if member.phase is not Phase.TRAINING:
+            return m.Awaited(worker, f"is {member.phase.value}", still_s)
+        limit_s = member.stall_limit_s(config.stall_s)
+        return m.Awaited(worker, "lives, and computes its step", still_s, limit_s - still_s if limit_s else None)
 
     # --- while it trains --------------------------------------------------------------------------------------
 
@@ -200,9 +266,14 @@ class Desk:
     def barrier(self, peer: Peer, message: m.Barrier, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
-            core.members.pause(self._worker(peer))
+            worker = self._worker(peer)
             assert peer.key is not None
+            if message.number and (peer.key[1], message.number) == core.left_barriers.get(worker):
+                core.tell(peer, core.dial)  # everybody was let out, but it did not hear of it
+                return []
+            core.members.pause(worker)
             core.in_barrier[peer.key] = peer
+            core.barrier_numbers[worker] = peer.key[1], message.number
             answers = self._changed()
             core.release_barrier()
         return answers
@@ -260,7 +331,10 @@ class Desk:
         with core.lock:
             self._worker(peer)
             mode = make_mode(dial.spec, core.config.num_workers)
+            is_new = dial.turn > core.state.turn
             core.perform(core.state.align(mode, dial.turn, dial.version))
+            if core.ledger is not None and is_new:
+                core.ledger.mode(mode, dial.turn, core.state.version)
             reply = m.Aligned(core.state.offset, core.state.version)
         peer.channel.say(reply)
         return []
@@ -290,6 +364,11 @@ class Desk:
     def fetch(self, peer: Peer, message: m.Fetch, frame: Frame) -> Answers:
         """A consistent copy of what is asked for, whoever asks."""
         core = self.core
+        if message.is_copy:
+            with core.lock:
+                told, block = core.snapshots.fetch(message.what, message.worker)
+            peer.channel.say(told, bulk=[block] if len(block) else [])
+            return []
         entries: list[m.SlotEntry] = []
         with core.lock:
             shard = self._shard(peer)
@@ -298,7 +377,8 @@ class Desk:
                     raise Refused(f"there is no trained tensor {message.tensor}")
                 bulk = [shard.copy_of(message.tensor, is_averaged=message.what == "ema")]
             elif message.what == "carried":
-                bulk = [bytes(core.carried)]
+                own = core.snapshots.buffers.get(peer.key[0]) if peer.key is not None else None
+                bulk = [own or bytes(core.carried)]
             elif message.what == "slots":
                 entries, views = shard.slots()
                 bulk = [bytes(v) for v in views]
@@ -317,17 +397,71 @@ class Desk:
         block = bytearray(frame.bulk_bytes)
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
-            if self._worker(peer) != 0:
+            if not core.rewinding.is_by(peer) and self._worker(peer) != 0:
                 raise Refused("only the chief may assign")
             if message.what == "parameters" and len(block) == shard.size_bytes:
                 shard.assign(memoryview(block))
+            elif message.what == "ema" and len(block) == shard.size_bytes:
+                shard.load_averages(memoryview(block))
+            elif message.what == "carried" and message.worker is not None and len(block) == len(core.carried):
+                core.snapshots.buffers[message.worker] = bytes(block)
             elif message.what == "carried" and len(block) == len(core.carried):
                 core.carried = block
+                if core.durable is not None:
+                    core.durable.carried()
             elif message.what == "slots":
+                if wrong := problem(message.slots, shard.layout, len(block)):
+                    raise Refused(f"this state cannot be loaded: {wrong}")
                 shard.load_slots(message.slots, memoryview(block))
             else:
                 raise ProtocolError(f"{len(block)} bytes are no {message.what} of this shard")
         peer.channel.say(m.Done())
+        return []
+
+    def position(self, peer: Peer, message: m.Position, frame: Frame) -> Answers:
+        """One way: where a worker is after the update that is to be saved; its buffers come with it if they changed."""
+        if frame.bulk_bytes and frame.bulk_bytes != self._shard(peer).layout.carried_bytes:
+            raise ProtocolError(f"{frame.bulk_bytes} bytes are no carried tensors of this model")
+        block = bytearray(frame.bulk_bytes)
+        peer.channel.recv_bulk(frame, memoryview(block))
+        with self.core.lock:
+            if peer.key is not None and peer.key[0] == message.worker:
+                self.core.snapshots.note(message, self.core.state.mode.has_rounds)
+                if block:
+                    self.core.snapshots.carry(self.core, message.worker, block)
+        return []
+
+    def copy(self, peer: Peer, message: m.Copy, frame: Frame) -> Answers:
+        """From the worker that writes a checkpoint, on a connection of its own."""
+        with self.core.lock:
+            self._check_writer(message.worker, message.incarnation)
+            reply = self.core.snapshots.asked(self.core, message)
+        peer.channel.say(reply)
+        return []
+
+    def free_copy(self, peer: Peer, message: m.FreeCopy, frame: Frame) -> Answers:
+        with self.core.lock:
+            self._check_writer(message.worker, message.incarnation)
+            self.core.snapshots.free(self.core)
+        peer.channel.say(m.Done())
+        return []
+
+    def _check_writer(self, worker: int, incarnation: int) -> None:
+        members = self.core.members
+        if not members.knows(worker) or members[worker].incarnation != incarnation:
+            raise Refused(f"worker:{worker} is another one by now, or none: only a worker of the run may save")
+
+    def rewind(self, peer: Peer, message: m.Rewind, frame: Frame) -> Answers:
+        with self.core.lock:
+            answers = self.core.rewinding.begin(self.core, peer, message)
+        self.core.tell(peer, m.Done())
+        return answers
+
+    def restored(self, peer: Peer, message: m.Restored, frame: Frame) -> Answers:
+        with self.core.lock:
+            self.core.rewinding.end(self.core, peer, message)
+            self.core.tell(peer, m.Done())
+            self.release_starters()
         return []
 
     def decisions(self, peer: Peer, message: m.AskDecisions, frame: Frame) -> Answers:
@@ -357,7 +491,7 @@ class Desk:
                 core.budget.give_back(worker)
             core.release_tickets()
             self.release_starters()
-            reply = m.Closed(is_last=not core.members.live and not core.members.missing, report=core.report_json())
+            reply = self._closed()
         if message.report:
             self._on_report(f"worker:{worker}", message.report)
         for index, report in enumerate(message.ps_reports, start=1):
@@ -370,10 +504,11 @@ class Desk:
         answers: Answers = []
         with core.lock:
             member = core.members[message.worker] if core.members.knows(message.worker) else None
-            if member is not None and member.incarnation <= (message.incarnation or member.incarnation):
+            last = last_incarnation(message.incarnation) if message.incarnation else None
+            if member is not None and member.incarnation <= (last or member.incarnation):
                 if member.phase in (Phase.TRAINING, Phase.PAUSED):
                     answers = core.drop((message.worker, member.incarnation))
-                core.members.lose(message.worker, message.incarnation)
+                core.members.lose(message.worker, last)
                 answers += self._changed()
                 core.release_barrier()
                 self.release_starters()
@@ -409,6 +544,11 @@ _HANDLERS: dict[type, Any] = {
     m.Fetch: Desk.fetch,
     m.Assign: Desk.assign,
     m.AskDecisions: Desk.decisions,
+    m.Position: Desk.position,
+    m.Copy: Desk.copy,
+    m.FreeCopy: Desk.free_copy,
+    m.Rewind: Desk.rewind,
+    m.Restored: Desk.restored,
     m.Describe: Desk.describe,
     m.Close: Desk.close,
     m.Lost: Desk.lost,

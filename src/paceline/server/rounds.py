@@ -13,7 +13,7 @@ last one was counted (wire/frames COUNTED), so that each knows which gradients a
 
 from dataclasses import dataclass
 
-from paceline.wire.decisions import Contributor, Decision
+from paceline.wire.decisions import COPY, Contributor, Decision
 
 
 @dataclass(slots=True)
@@ -58,12 +58,14 @@ class Rounds:
         is_it = ballot is not None and (ballot.incarnation, ballot.push_id) == (incarnation, push_id)
         return ballot if is_it else None
 
-    def close(self, round_: int) -> tuple[Contributor, ...]:
-        """End the round. INVARIANT: a round has one contributor set, written down before anybody is told (I1)."""
+    def close(self, round_: int, is_copied: bool = False) -> tuple[Contributor, ...]:
+        """End the round. INVARIANT: a round has one contributor set, written down before anybody is told (I1).
+        `is_copied`: what its update makes is to be saved, by every shard."""
         contributors = tuple((w, b.incarnation, b.counted) for w, b in sorted(self.votes.items()) if b.counted)
         self.votes, self.given = {}, {}
         if contributors:
-            self.open_decisions = (*self.open_decisions, (round_, contributors))
+            told = (*contributors, COPY) if is_copied else contributors
+            self.open_decisions = (*self.open_decisions, (round_, told))
         return contributors
 
     def forget(self) -> None:

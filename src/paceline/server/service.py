@@ -13,36 +13,42 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from paceline.cluster.membership import Phase
 from paceline.errors import AuthenticationError, ConnectionLost, PacelineError, ProtocolError
 from paceline.server.actions import Answer
 from paceline.server.core import Core, Peer, PsConfig
+from paceline.server.described import options_problem
 from paceline.server.desk import Answers, Desk, Report
+from paceline.server.memory import Memory
 from paceline.transport import LANES
 from paceline.transport.base import Buffer, Listener, Stream
 from paceline.transport.channel import accept
+from paceline.wire.decisions import Key
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
-from paceline.wire.messages import Carried, Failed, PushTail, decode
+from paceline.wire.messages import Carried, Failed, Position, PushTail, decode
 
-MAX_HALF_OPEN = 64
+MAX_HALF_OPEN = 64  # connections that have not proved anything yet
+OWN_HALF_OPEN = 16  # of them on lanes that only this host reaches: strangers on tcp cannot take those places
 TICK_S = 0.25
 END_S = 2.0  # how long close() waits for the threads of connections that it has just ended
-REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
+RETURN_S = 2.0  # for so long, or a lease, whoever was in before a ps was started again may take to come back
 
 
 class Service:
     """The threads of one ps. `run` returns when every worker has closed or is gone for good."""
 
-    def __init__(self, config: PsConfig, secret: bytes, on_report: Report) -> None:
-        self.core = Core(config)
+    def __init__(self, config: PsConfig, secret: bytes, on_report: Report, memory: Memory | None = None) -> None:
+        self.core = Core(config, memory)
         self.desk = Desk(self.core, on_report)
         self._secret = secret
         self._listeners: list[Listener] = []
-        self._half_open = threading.BoundedSemaphore(MAX_HALF_OPEN)
         self._streams: set[Stream] = set()
         self._threads: set[threading.Thread] = set()
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
+        self.on_eviction: Callable[[str], None] = lambda reason: None
+        self._began_s = time.monotonic()
         self._waking = threading.Condition()
         self._wake_s: list[float] = []
         self._has_waker = False
@@ -55,7 +61,8 @@ class Service:
         for name in lanes:
             listener = LANES[name].listen(address)
             self._listeners.append(listener)
-            self._start(f"accept-{name}", self._accept, listener)
+            room = MAX_HALF_OPEN - OWN_HALF_OPEN if name == "tcp" else OWN_HALF_OPEN
+            self._start(f"accept-{name}", self._accept, listener, threading.BoundedSemaphore(room))
 
     def run(self, on_tick: Callable[[Core], None]) -> None:
         """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
@@ -63,6 +70,9 @@ class Service:
             while not self._over.wait(TICK_S):
                 self._expire()
                 on_tick(self.core)
+                if self.core.durable is not None:
+                    with self.core.lock:
+                        self.core.durable.counts()
                 if self._is_over():
                     break
         finally:
@@ -95,27 +105,56 @@ class Service:
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         self._threads.difference_update([t for t in list(self._threads) if t.ident is not None and not t.is_alive()])
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.discard(thread)
+            raise
 
     def _is_over(self) -> bool:
         """Everybody closed or lost, and their connections ended; the silent ones are given up after a while."""
         core = self.core
         now_s = time.monotonic()
         with core.lock:
-            if core.peers or core.members.live or core.members.missing:
+            if core.peers or core.members.live or core.members.missing or core.rewinding.is_under_way(now_s):
                 return False
-            waits = [w for w, since in core.gone_since_s.items() if now_s - since < REJOIN_S]
+            since_s = {w: core.gone_since_s.get(w, self._began_s) for w in core.members.gone}  # or before we began
+            waits = [
+                w
+                for w, gone_s in since_s.items()
+                if core.members[w].phase is Phase.GONE and now_s - gone_s < core.config.rejoin_s
+            ]
             return core.members.is_over or not waits
 
     def _expire(self) -> None:
-        core = self.core
+        """Give up who is silent, who stands still, and who did not come back after this ps was started again."""
+        core, now_s = self.core, time.monotonic()
         with core.lock:
+            for key in core.who_waits():
+                core.members.progressed(key[0], now_s)
             answers: Answers = []
-            for key in core.members.expired(time.monotonic(), core.config.lease_s):
-                if key in core.watches:
-                    answers += core.drop(key)
+            for key, why in self._overdue(now_s):
+                answers += core.drop(key)
+                core.members.fence(*key)
+                self.on_eviction(f"worker:{key[0]} {why}")
+            if core.returning and now_s - self._began_s > max(core.config.lease_s, RETURN_S):
+                for key in core.returning:
+                    answers += core.drop(key)  # not fenced: it may still come
+                core.returning = set()
+            answers += core.rewinding.waited(core, now_s)
             self.desk.release_starters()
         self._answer(answers, None)
+
+    def _overdue(self, now_s: float) -> list[tuple[Key, str]]:
+        """Who is to be evicted, and why. Wants the lock."""
+        core, config = self.core, self.core.config
+        silent = [key for key in core.members.expired(now_s, config.lease_s) if key in core.watches]
+        told = [(key, f"was silent for {now_s - core.members[key[0]].heard_s:.1f} s") for key in silent]
+        if config.index == 0 and core.is_started:
+            for key in core.members.stalled(now_s, config.stall_s):
+                if key not in silent:
+                    told.append((key, f"made no progress for {core.members.still_s(key[0], now_s):.0f} s"))
+        return told
 
     def _wake_after(self, after_s: float) -> None:
         """A grace ends then. One thread waits for all of them, and is there once the first one came."""
@@ -149,24 +188,28 @@ class Service:
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: Listener) -> None:
+    def _accept(self, listener: Listener, half_open: threading.BoundedSemaphore) -> None:
         while True:
             try:
                 stream = listener.accept()
             except ConnectionLost:
                 return
-            if not self._half_open.acquire(blocking=False):
+            if not half_open.acquire(blocking=False):
                 stream.close()  # too many strangers knock at once; a task of ours tries again
                 continue
-            self._start("connection", self._greet, stream)
+            try:
+                self._start("connection", self._greet, stream, half_open)
+            except RuntimeError:  # no room for one more thread: this one is turned away, the door stays open
+                half_open.release()
+                stream.close()
 
-    def _greet(self, stream: Stream) -> None:
+    def _greet(self, stream: Stream, half_open: threading.BoundedSemaphore) -> None:
         self._streams.add(stream)
         try:
             try:
                 channel = accept(stream, self._secret)
             finally:
-                self._half_open.release()
+                half_open.release()
             self._serve(Peer(channel))
         except (AuthenticationError, ConnectionLost):
             pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept
@@ -181,7 +224,7 @@ class Service:
                 if frame.kind == Kind.PUSH:
                     self._push(peer, frame)
                 elif frame.kind == Kind.BEAT:
-                    self._beat(peer)
+                    self._beat(peer, frame)
                 elif frame.kind == Kind.STAGE:
                     self._stage(peer, frame)
                 elif frame.kind == Kind.PULL:
@@ -208,20 +251,26 @@ class Service:
             core.bytes_out += peer.channel.bytes_out
             if peer.key is not None and core.peers.get(peer.key) is peer:
                 answers = core.drop(peer.key)
-            if peer.watches is not None and core.watches.get(peer.watches) is peer:
-                del core.watches[peer.watches]
-                answers += core.drop(peer.watches)
+            # A heartbeat that ended is no death: its lease runs on, and the worker attaches again.
+            if peer.watches is not None and not core.members.is_current(*peer.watches):
+                core.watches.pop(peer.watches, None)
             core.switchers = [each for each in core.switchers if each is not peer]
+            core.rewinding.left(peer)
             self.desk.release_starters()
         self._answer(answers, None)
         if self._is_over():
             self._over.set()
 
-    def _beat(self, peer: Peer) -> None:
+    def _beat(self, peer: Peer, frame: Frame) -> None:
         if peer.watches is not None:
             self.core.members.heard(*peer.watches, time.monotonic())
+            position = decode(frame.tail) if frame.tail else None
+            if isinstance(position, Position) and position.worker == peer.watches[0]:
+                self.core.snapshots.heard(position)
 
     def _cold(self, peer: Peer, frame: Frame) -> None:
+        if peer.key is not None:
+            self.core.members.progressed(peer.key[0], time.monotonic())
         try:
             answers = self.desk.handle(peer, decode(frame.tail), frame)
         except (ConnectionLost, ProtocolError):
@@ -244,6 +293,7 @@ class Service:
             self._check_current(peer)
             is_finite = not frame.flags & Flag.NOT_FINITE
             is_late, now_s = core.is_late(frame.flags), time.monotonic()
+            core.members.stepped(key[0], now_s)
             actions = core.state.push(key, frame.push_id, frame.version, is_finite, is_late, now_s)
             answers = core.perform(actions)
             if core.budget is not None:
@@ -287,6 +337,8 @@ class Service:
                 raise ProtocolError("a push whose tail is something else")
             slot.mask = tail.mask
             if tail.options is not None:
+                if wrong := options_problem(tail.options, slot.options):
+                    raise ProtocolError(f"a push of worker:{key[0]} with {wrong}")
                 slot.options = tail.options
             if tail.weight is not None:
                 slot.weight = tail.weight
@@ -370,6 +422,7 @@ class Service:
         if is_alone or (core.state.mode.is_lockstep and not is_pull):
             return answer.version, (core.shard.memory,)
         with core.lock:
+            self._check_current(peer)  # else its slot may hold the gradient of a newer connection
             into = peer.slot.parameters
             into[:] = core.shard.memory
             return core.state.version, (into,)

@@ -17,9 +17,12 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
 from paceline.server.blocks import Memories, cut, raw_step
-from paceline.server.vectors import Scratch, Slot, Vector, forget_if_unknown
+from paceline.server.memory import Memory, Unkept
+from paceline.server.states import States
+from paceline.server.undo import Undo
+from paceline.server.vectors import Scratch, Slot, Vector
 from paceline.views import NAMES, as_bytes, flat
-from paceline.wire.messages import MASTER, OptimizerSpec, Options, SlotEntry
+from paceline.wire.messages import MASTER, WIDE_AVERAGE, OptimizerSpec, Options, SlotEntry
 from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES
 
 SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
@@ -42,6 +45,7 @@ class Shard:
         wire: str = "float32",
         master: str = "float32",
         ema: float | None = None,
+        memory: Memory | None = None,
     ) -> None:
         if optimizer.name not in SUPPORTED:
             raise Refused(f"a ps cannot run the optimizer {optimizer.name}: it runs {', '.join(SUPPORTED)}")
@@ -49,27 +53,67 @@ class Shard:
         self.optimizer_name = optimizer.name
         self.options = optimizer.groups
         self.size_bytes = plan.shard_bytes[index]
-        self.arena = Arena.shared(HEADER_BYTES + self.size_bytes)
+        self._kept = memory or Unkept()
+        self.arena = self._kept.arena("parameters", HEADER_BYTES + self.size_bytes)
         self.memory = self.arena.memory[HEADER_BYTES:]
         self._sequence = self.arena.memory[:8].cast("Q")
         self.pieces = plan.shards[index]
         self._wire = Recast(layout, self.pieces, self.size_bytes, wire_casts(wire))
         self._master = Recast(layout, self.pieces, self.size_bytes, master_casts(master))
-        masters = self.memory if self._master.is_same else Arena.private(self._master.size_bytes).memory
+        masters = self.memory if self._master.is_same else self._own("masters")
         self.blocks = cut(layout, self.pieces, Memories(self.memory, masters), self._master, optimizer)
         self._seen = [flat(self.memory, b.model_dtype, b.model_offset, b.numel) for b in self.blocks]
         self._decay = ema
-        self._shadows = [torch.zeros_like(b.vector) for b in self.blocks] if ema is not None else []
+        self._shadows = self._make_shadows() if ema is not None else []
         self._step = raw_step(optimizer.name)
         self._scratch = [self._new_scratch()]
         self._pool: ThreadPoolExecutor | None = None
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+        self._undo: Undo | None = None  # and where optimizer state is held, if what lies here outlives us
+        if self._kept.is_kept:
+            self._survive()
+
+    def _own(self, name: str) -> memoryview:
+        """Memory as long as the parameters as they are kept here."""
+        size = self._master.size_bytes
+        return (self._kept.arena(name, size) if self._kept.is_kept else Arena.private(size)).memory
+
+    def _make_shadows(self) -> list[torch.Tensor]:
+        memory = self._own("averages")
+        return [flat(memory, b.dtype, self._master.offset(b.model_offset), b.numel) for b in self.blocks]
+
+    def _survive(self) -> None:
+        """Everything that an update changes lies in memory that outlives us; take what an earlier life left there."""
+        count = len(self.blocks)
+        is_new = self._kept.found("splits") is None
+        self._held = States(self._kept, self.blocks, self._master)
+        self._splits = self._kept.arena("splits", max(1, count)).memory
+        self._undo = Undo(self._kept, count, self._regions, self._forget_states)
+        self._undo.room(1)
+        for index, block in enumerate(self.blocks):
+            if is_new:
+                self._held.adopt(index)  # what an optimizer makes before its first step
+                continue
+            if self._splits[index]:
+                block.split(OptimizerSpec(self.optimizer_name, self.options))
+            self._held.attach(index)
+        for scratch in self._scratch:
+            scratch.split_again(self.blocks)
+
+    def _regions(self, index: int) -> list[torch.Tensor]:
+        """What an update of a block changes, as bytes; what workers see of masters is copied from them again."""
+        fixed = [self.blocks[index].vector, *self._shadows[index : index + 1]]
+        return [each.view(torch.uint8) for each in fixed] + self._held.regions(index)
+
+    def _forget_states(self, index: int, regions: int) -> None:
+        self._held.forget(index, (regions - 1 - bool(self._shadows)) // 2)
 
     def _new_scratch(self) -> Scratch:
         return Scratch(self.blocks, max((b.numel * ITEM_BYTES[b.dtype] for b in self.blocks), default=0))
 
-    def new_slot(self) -> Slot:
-        slot = Slot(self.blocks, self.size_bytes, self._wire, self._master)
+    def new_slot(self, name: str = "") -> Slot:
+        """Under that name an earlier life may have left one."""
+        slot = Slot(self.blocks, self.size_bytes, self._wire, self._master, self._kept, name)
         slot.options = self.options
         self._slots.add(slot)
         return slot
@@ -82,9 +126,17 @@ class Shard:
 
     # --- an update --------------------------------------------------------------------------------------------
 
-    def apply(self, parts: Sequence[tuple[Slot, bool, bool]], divisor: int = 1, is_waited_for: bool = False) -> None:
+    def apply(
+        self,
+        parts: Sequence[tuple[Slot, bool, bool]],
+        divisor: int = 1,
+        is_waited_for: bool = False,
+        job: int = 0,
+        is_again: bool = False,
+    ) -> None:
         """One update from the mean of these (slot, its sum too?, its own gradient too?), with the options of the
-        first; lr divided by `divisor`. `is_waited_for`: the workers stand still, so their cores are free."""
+        first; lr divided by `divisor`. `is_waited_for`: the workers stand still, so their cores are free. `job`: its
+        number, if it can be done again after a death; `is_again`: it may be half done."""
         options = parts[0][0].options
         if options is not self.options:
             self._set_options(options)
@@ -95,35 +147,68 @@ class Shard:
                 vectors.append(slot.sum)
             if has_slot:
                 vectors.append(slot)
+        blocks: Sequence[int] = range(len(self.blocks))
+        if self._undo is not None:
+            self._undo.begin(job)
+            if is_again:
+                blocks = self._put_back()
         has_gaps = False
         for vector in vectors:
             has_gaps = has_gaps or bool(vector.mask)
         if has_gaps:
             self._split_where_torn(vectors)
-        if len(vectors) > 1:
-            forget_if_unknown(vectors)
-        self._sequence[0] += 1
+        self._sequence[0] |= 1
         try:
             if divisor > 1:
                 self._divide_lr(divisor)
-            if is_waited_for and len(self.blocks) >= MIN_BLOCKS:
-                self._update_on_all_cores(vectors, has_gaps)
+            if is_waited_for and len(blocks) >= MIN_BLOCKS:
+                self._update_on_all_cores(blocks, vectors, has_gaps)
             else:
-                self._update(range(len(self.blocks)), self._scratch[0], vectors, has_gaps)
+                self._update(blocks, 0, vectors, has_gaps)
         finally:
             if divisor > 1:
                 self._divide_lr(1)
             self._sequence[0] += 1
 
-    def _update(
-        self, indices: Sequence[int] | Iterator[int], scratch: Scratch, vectors: list[Vector], has_gaps: bool
-    ) -> None:
+    def add_up(self, slot: Slot, is_first: bool, job: int = 0, is_again: bool = False) -> None:
+        """The gradient in this slot counts, and the slot is needed again: add it to the slot's sum."""
+        adding, undo = slot.adding(is_first), self._undo
+        blocks: Sequence[int] = range(len(self.blocks))
+        if undo is not None:
+            flats = slot.start_sum().flats
+            undo.begin(job, lambda index: [flats[index].view(torch.uint8)])
+            if is_again:
+                blocks = undo.remaining(len(self.blocks))
+        for index in blocks:
+            if undo is not None:
+                undo.save(0, index)
+            slot.add_block(index, adding)
+            if undo is not None:
+                undo.done(index)
+        slot.added(adding)
+
+    def _put_back(self) -> list[int]:
+        """After a death in the middle of an update: the blocks that are still to be done, as they were before."""
+        assert self._undo is not None
+        left = self._undo.remaining(len(self.blocks))
+        for index in range(len(self.blocks)):
+            self._held.attach(index)
+        return left
+
+    def set_version(self, version: int) -> None:
+        """Workers read from now on that this is the version of what lies here."""
+        self._sequence[0] = self._sequence[0] // ASSIGNMENT * ASSIGNMENT + 2 * version
+
+    def _update(self, indices: Sequence[int] | Iterator[int], core: int, vectors: list[Vector], has_gaps: bool) -> None:
+        scratch, undo = self._scratch[core], self._undo
         was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
         try:
             for index in indices:
                 block = self.blocks[index]
                 gradients = scratch.mean_masked(index, block, vectors) if has_gaps else scratch.mean(index, vectors)
+                if undo is not None:
+                    undo.save(core, index)
                 for parameter, gradient in zip(block.parameters, gradients, strict=True):
                     parameter.grad = gradient
                 self._step(block.optimizer)
@@ -131,10 +216,14 @@ class Shard:
                     self._seen[index].copy_(block.vector)
                 if self._decay is not None:
                     self._shadows[index].mul_(self._decay).add_(block.vector * (1 - self._decay))
+                if undo is not None:
+                    if self._held.adopt(index):
+                        undo.grown()
+                    undo.done(index)
         finally:
             torch._C._set_grad_enabled(was_enabled)
 
-    def _update_on_all_cores(self, vectors: list[Vector], has_gaps: bool) -> None:
+    def _update_on_all_cores(self, blocks: Sequence[int], vectors: list[Vector], has_gaps: bool) -> None:
         """Blocks are independent of each other, so it does not matter to the bits who does which."""
         if self._pool is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -142,9 +231,13 @@ class Shard:
                 max(cores - 1, 1), "apply", initializer=torch.set_num_threads, initargs=(1,)
             )
             self._scratch += [self._new_scratch() for _ in range(cores - 1)]
-        indices = iter(range(len(self.blocks)))
-        others = [self._pool.submit(self._update, indices, s, vectors, has_gaps) for s in self._scratch[1:]]
-        self._update(indices, self._scratch[0], vectors, has_gaps)
+            if self._undo is not None:
+                self._undo.room(cores)
+        indices = iter(blocks)
+        others = [
+            self._pool.submit(self._update, indices, core, vectors, has_gaps) for core in range(1, len(self._scratch))
+        ]
+        self._update(indices, 0, vectors, has_gaps)
         for other in others:
             other.result()
 
@@ -171,6 +264,10 @@ class Shard:
         block.split(OptimizerSpec(self.optimizer_name, self.options))
         for scratch in self._scratch:
             scratch.split_again(self.blocks)
+        if self._undo is not None:
+            self._held.spread(index)
+            self._undo.grown()
+            self._splits[index] = 1
         for slot in list(self._slots):
             slot.runs[index] = block.views(slot.flats[index])
             if slot.sum is not None:
@@ -186,14 +283,14 @@ class Shard:
 
     def copy_of(self, tensor: int | None, is_averaged: bool = False) -> bytes:
         """The bytes of one tensor's slice, or of the whole shard; or of their averages."""
-        memory = memoryview(self._averages()) if is_averaged else self.memory
+        memory = memoryview(self.averages()) if is_averaged else self.memory
         if tensor is None:
             return bytes(memory)
         item = ITEM_BYTES[self.layout.trained[tensor].dtype]
         mine = [p for p in self.pieces if p.tensor == tensor]
         return b"".join(bytes(memory[p.offset : p.offset + p.numel * item]) for p in mine)
 
-    def _averages(self) -> bytearray:
+    def averages(self) -> bytearray:
         """The averaged parameters, laid out as the parameters are."""
         if self._decay is None:
             raise Refused("the ps keep no averaged parameters: start the run with --ema 0.999, say")
@@ -201,6 +298,11 @@ class Shard:
         for block, shadow in zip(self.blocks, self._shadows, strict=True):
             flat(memoryview(copy), block.model_dtype, block.model_offset, block.numel).copy_(shadow)
         return copy
+
+    def load_averages(self, values: memoryview) -> None:
+        """Averages from outside, in the model's dtypes."""
+        for block, shadow in zip(self.blocks, self._shadows, strict=bool(self._shadows)):
+            shadow.copy_(flat(values, block.model_dtype, block.model_offset, block.numel))
 
     def fill(self, values: memoryview) -> None:
         """Parameters from outside; masters and averages start from them."""
@@ -232,13 +334,15 @@ class Shard:
         return entries, data
 
     def _states(self) -> Iterator[tuple[Piece, str, torch.Tensor]]:
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
             for piece, state in block.states():
                 for name, value in state.items():
                     yield piece, name, value
             if block.dtype != block.model_dtype:
                 for piece, start in block.places():
                     yield piece, MASTER, block.vector[start : start + piece.numel]
+                    if self._shadows:
+                        yield piece, WIDE_AVERAGE, self._shadows[index][start : start + piece.numel]
 
     def load_slots(self, entries: Sequence[SlotEntry], data: memoryview) -> None:
         """Take optimizer state from outside; every entry must cover a piece as it was cut here."""
@@ -250,12 +354,18 @@ class Shard:
                     e for e in entries if e.tensor == piece.tensor and e.start <= piece.start and piece.stop <= e.stop
                 ]
                 state = {e.slot: _cut(e, piece, data) for e in mine}
+                wide = state.pop(WIDE_AVERAGE, None)
+                if wide is not None and self._shadows:
+                    self._shadows[index][run.start : run.start + run.numel].copy_(wide)
                 master = state.pop(MASTER, None)
                 if master is not None and block.dtype != block.model_dtype:
                     block.vector[run.start : run.start + run.numel].copy_(master)
                 # torch has cast what it loaded to the model's dtype; here it is kept in the masters'.
                 dtype = block.vector.dtype
                 block.load(piece, {n: v if v.dim() == 0 else v.to(dtype) for n, v in state.items()})
+            if self._undo is not None:
+                self._held.replace(index)
+                self._undo.grown()
 
 
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
 from paceline.modes.base import Mode
-from paceline.server.actions import Action, Add, Answer, Apply, Free, Part, Wake
+from paceline.server.actions import Action, Add, Answer, Apply, Copy, Free, Part, Wake
 from paceline.server.rounds import Ballot, Rounds
-from paceline.wire.decisions import Contributor, Decision, Key
+from paceline.wire.decisions import COPY, Contributor, Decision, Key
 from paceline.wire.frames import Flag, Outcome
 
 EARLY_S = 1e-4  # a grace that ends so soon has ended
@@ -68,6 +68,7 @@ class ShardState:
     round_s: float = 0.0  # how long a round takes until it is due
     closed_s: float | None = None  # when the last round of this mode closed
     due_s: float | None = None  # since when the open round is due
+    copy_at: int | None = None  # the version that is to be saved, where rounds make versions
 
     # --- a gradient -------------------------------------------------------------------------------------------
 
@@ -249,8 +250,11 @@ class ShardState:
         voters = {(w, b.incarnation): b for w, b in self.rounds.votes.items()}
         for (worker, incarnation), ballot in voters.items():
             self.applied[worker] = max(self.applied.get(worker, (0, 0)), (incarnation, ballot.push_id))
-        contributors = self.rounds.close(self.version)
+        is_copied = self.copy_at == self.version + 1
+        contributors = self.rounds.close(self.version, is_copied)
         actions: list[Action] = self._apply(contributors, self.version) if contributors else []
+        if contributors and is_copied:
+            actions.append(Copy())
         for key in list(self.waiting):
             outcome = self._outcome(voters.get(key))
             if outcome is not Outcome.APPLIED:
@@ -296,7 +300,7 @@ class ShardState:
     def _counted(self, key: Key, push_id: int) -> list[Action]:
         old = self.staged[key]
         self.staged[key] = Staged(old.round, 0, old.counted + 1, push_id)
-        return [Add(key, is_first=old.counted == 0)]
+        return [Add(key, old.counted == 0, push_id)]
 
     def carry(self, key: Key, push_id: int, decisions: tuple[Decision, ...]) -> list[Action]:
         """A pull that brings ps:0's decisions: apply those not seen yet, once, in order; then answer."""
@@ -305,6 +309,8 @@ class ShardState:
             round_ = decided + self.offset
             if round_ < self.version:
                 continue
+            is_copied = contributors[-1:] == (COPY,)
+            contributors = contributors[:-1] if is_copied else contributors
             lacking = [c for c in contributors if not self._has(c, round_)]
             if round_ > self.version or lacking:
                 raise ProtocolError(
@@ -315,6 +321,8 @@ class ShardState:
                 dealt_with = (incarnation, max(staged.push_id, staged.counted_id))
                 self.applied[worker] = max(self.applied.get(worker, (0, 0)), dealt_with)
             actions += self._apply(contributors, round_)
+            if is_copied:
+                actions.append(Copy())
         actions.append(Answer(key, push_id, Outcome.APPLIED, self.version))
         return actions
 

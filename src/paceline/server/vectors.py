@@ -7,12 +7,14 @@ every product rounded before it is added; equal or unknown weights take the unwe
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from paceline.params.arena import Arena
 from paceline.params.recast import Recast
 from paceline.server.blocks import Block
+from paceline.server.memory import Memory, Unkept
 from paceline.views import flat
 from paceline.wire.messages import Options
 from paceline.wire.segments import HEADER_BYTES, Bell
@@ -36,19 +38,38 @@ class Vector:
     def total_weight(self) -> float:
         return self.weight if self.is_weighted else self.weight * self.count
 
-    def forget_weights(self) -> None:
-        """Of a sum that is added to something of unknown weight: its mean counts as so many gradients."""
-        if self.is_weighted:
-            for vector in self.flats:
-                vector.mul_(self.count / self.weight)
-        self.weight, self.is_weighted = 0.0, False
+    @property
+    def plain_factor(self) -> float:
+        """By what a weighted sum is multiplied when somebody's weight is unknown: its mean counts as so many."""
+        return self.count / self.weight
+
+
+class Adding(NamedTuple):
+    """How a gradient is added to a sum. `before`: by what the sum is multiplied first (None: it is a new one),
+    `weight`: by what the gradient is; then what holds of the sum."""
+
+    before: float | None
+    weight: float | None
+    mask: bytes
+    gradients: int
+    total_weight: float
+    is_weighted: bool
 
 
 class Slot(Vector):
     """One worker's gradient as it lies in shared memory. It also takes the parameters, when those must be copied."""
 
-    def __init__(self, blocks: Sequence[Block], size_bytes: int, wire: Recast, master: Recast) -> None:
-        self.arena = Arena.shared(HEADER_BYTES + max(size_bytes, wire.size_bytes))
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        size_bytes: int,
+        wire: Recast,
+        master: Recast,
+        memory: Memory | None = None,
+        name: str = "",
+    ) -> None:
+        self._kept, self._name = memory or Unkept(), name
+        self.arena = self._kept.arena(f"slot.{name}", HEADER_BYTES + max(size_bytes, wire.size_bytes))
         self.bell = Bell(self.arena.memory)
         body = self.arena.memory[HEADER_BYTES:]
         self.memory = body[: wire.size_bytes]
@@ -60,42 +81,56 @@ class Slot(Vector):
         flats = [flat(self.memory, wire.dtype(b.model_dtype), wire.offset(b.model_offset), b.numel) for b in blocks]
         super().__init__(flats, blocks)
 
-    def add_up(self, is_first: bool) -> None:
-        """This gradient counts, and the slot is needed again: add it to the sum."""
-        if self.mask:
-            self._clear_gaps()
+    def start_sum(self) -> Vector:
+        """Where counted gradients are added up; what an earlier life left there, if it did."""
         if self.sum is None:
-            memory = Arena.private(self._master.size_bytes).memory
+            size = self._master.size_bytes
+            is_kept = self._kept.is_kept
+            memory = (self._kept.arena(f"sum.{self._name}", size) if is_kept else Arena.private(size)).memory
             offsets = [self._master.offset(b.model_offset) for b in self._blocks]
             flats = [flat(memory, b.dtype, o, b.numel) for b, o in zip(self._blocks, offsets, strict=True)]
             self.sum = Vector(flats, self._blocks)
-        total = self.sum
-        if is_first:
-            for into, one in zip(total.flats, self.flats, strict=True):
-                into.copy_(one)
-            total.mask, total.count, total.weight, total.is_weighted = self.mask, 1, self.weight, False
-            return
-        if total.mask and self.mask:
-            total.mask = bytes(a | b for a, b in zip(total.mask, self.mask, strict=True))
-        else:
-            total.mask = b""
-        self._add_to(total)
+        return self.sum
 
-    def _add_to(self, total: Vector) -> None:
+    def adding(self, is_first: bool) -> "Adding":
+        """This gradient counts, and the slot is needed again: what adding it to the sum means."""
+        total = self.start_sum()
+        if self.mask:
+            self._clear_gaps()
+        if is_first:
+            return Adding(None, None, self.mask, 1, self.weight, False)
+        mask = bytes(a | b for a, b in zip(total.mask, self.mask, strict=True)) if total.mask and self.mask else b""
+        count = total.count + 1
         if self.weight == 0 or total.weight == 0:
-            total.forget_weights()
-        if total.weight and (total.is_weighted or total.weight != self.weight):
-            if not total.is_weighted:
-                for into in total.flats:
-                    into.mul_(total.weight)
-                total.weight, total.is_weighted = total.weight * total.count, True
-            for into, one in zip(total.flats, self.flats, strict=True):
-                into.add_(one.to(into.dtype) * self.weight)
-            total.weight += self.weight
-        else:
-            for into, one in zip(total.flats, self.flats, strict=True):
-                into.add_(one)
-        total.count += 1
+            return Adding(total.plain_factor if total.is_weighted else 1.0, None, mask, count, 0.0, False)
+        if not total.is_weighted and total.weight == self.weight:
+            return Adding(1.0, None, mask, count, total.weight, False)
+        before = 1.0 if total.is_weighted else total.weight
+        return Adding(before, self.weight, mask, count, total.total_weight + self.weight, True)
+
+    def add_block(self, index: int, adding: "Adding") -> None:
+        """One block of it."""
+        assert self.sum is not None
+        into, one = self.sum.flats[index], self.flats[index]
+        if adding.before is None:
+            into.copy_(one)
+            return
+        if adding.before != 1.0:
+            into.mul_(adding.before)
+        into.add_(one if adding.weight is None else one.to(into.dtype) * adding.weight)
+
+    def added(self, adding: "Adding") -> None:
+        """All blocks are done."""
+        assert self.sum is not None
+        total = self.sum
+        total.mask, total.count = adding.mask, adding.gradients
+        total.weight, total.is_weighted = adding.total_weight, adding.is_weighted
+
+    def free(self) -> None:
+        """Nobody will read this slot again."""
+        self.arena.close()
+        for name in (f"slot.{self._name}", f"sum.{self._name}"):
+            self._kept.free(name)
 
     def _clear_gaps(self) -> None:
         """What has no gradient adds nothing; its bytes are those of some gradient before."""
@@ -149,7 +184,8 @@ def _mean(
     vectors: Sequence[Vector],
 ) -> None:
     """Into `total`: the mean of the parts, over all vectors, whether they have this part or not."""
-    if are_alike(vectors):
+    is_plain = are_alike(vectors)
+    if is_plain and not any(v.is_weighted for v in vectors):
         if len(parts) > 1 and parts[0].dtype == total.dtype:
             torch.add(parts[0], parts[1], out=total)
             rest = parts[2:]
@@ -163,11 +199,16 @@ def _mean(
     for number, (vector, part) in enumerate(zip(present, parts, strict=True)):
         into = product if number else total
         into.copy_(part)
-        if not vector.is_weighted:
+        if is_plain and vector.is_weighted:
+            into.mul_(vector.plain_factor)
+        elif not is_plain and not vector.is_weighted:
             into.mul_(vector.weight)
         if number:
             total.add_(product)
-    total.div_(sum(v.total_weight for v in vectors))
+    if is_plain:
+        _divide(total, sum(v.count for v in vectors))
+    else:
+        total.div_(sum(v.total_weight for v in vectors))
 
 
 def are_alike(vectors: Sequence[Vector]) -> bool:
@@ -176,14 +217,6 @@ def are_alike(vectors: Sequence[Vector]) -> bool:
     if all(v.weight == first and not v.is_weighted for v in vectors):
         return True
     return any(v.weight == 0 for v in vectors)
-
-
-def forget_if_unknown(vectors: Sequence[Vector]) -> None:
-    """If somebody did not say its weight, sums that were weighted already become plain ones."""
-    if any(v.is_weighted for v in vectors) and any(v.weight == 0 for v in vectors):
-        for vector in vectors:
-            if vector.is_weighted:
-                vector.forget_weights()
 
 
 def _divide(total: torch.Tensor, count: int) -> None:

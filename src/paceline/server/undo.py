@@ -1,0 +1,113 @@
+"""WHAT if a ps dies in the middle of an update? Its block is put back as it was, and done again.
+
+Used by server/shard, on memory that outlives the process. Before a block is touched, everything of it that the update
+changes is copied into an *undo area* (one a core) and the block's *mark* says so; after it, the mark says that it is
+done. A mark holds the job it belongs to, so that marks of old jobs mean nothing.
+
+    mark u64 a block: job << 8 | 0xFF (done)   or   job << 8 | area + 1 (as it was: in that area)
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from paceline.params.layout import align
+from paceline.server.memory import Memory
+from paceline.views import flat
+
+DONE = 0xFF
+HEAD_BYTES = 64  # of an area: how many kinds of optimizer state there were
+
+Regions = Callable[[int], Sequence[torch.Tensor]]
+
+
+class Undo:
+    """`regions(block)`: what an update of that block changes, as bytes; it may grow, by further regions at its end,
+    which were empty before (`forget` empties them again)."""
+
+    def __init__(self, memory: Memory, num_blocks: int, regions: Regions, forget: Callable[[int, int], None]) -> None:
+        self._memory = memory
+        self._marks = memory.arena("marks", 8 * num_blocks).memory.cast("Q") if num_blocks else memoryview(b"")
+        self._regions = regions
+        self._forget = forget
+        self._areas: list[torch.Tensor] = []
+        self._counts: list[int] = []  # regions that each area holds, as its head says
+        self._pairs: dict[tuple[int, int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._growth = 0
+        self._others: Regions | None = None
+        self._job = 0
+
+    def begin(self, job: int, regions: Regions | None = None) -> None:
+        """The marks of this job are to come; numbers of jobs only grow. `regions`: what it changes, if not the
+        shard's own."""
+        self._job = job << 8
+        if regions is not self._others:
+            self._others = regions
+            self.grown()
+
+    def room(self, areas: int) -> None:
+        """So many cores may be at work at once."""
+        self._areas += [torch.empty(0, dtype=torch.uint8)] * (areas - len(self._areas))
+        self._counts += [0] * (areas - len(self._counts))
+
+    def save(self, area: int, block: int) -> None:
+        """Copy the block as it is, then say so."""
+        pairs = self._pairs.get((area, block, self._growth)) or self._lay(area, block, self._growth)
+        for kept, region in pairs:
+            kept.copy_(region)
+        if self._counts[area] != len(pairs):
+            self._areas[area][:8].view(torch.int64)[0] = self._counts[area] = len(pairs)
+        self._marks[block] = self._job | (area + 1)
+
+    def done(self, block: int) -> None:
+        self._marks[block] = self._job | DONE
+
+    def grown(self) -> None:
+        """There are more regions than before."""
+        self._growth += 1
+        self._pairs.clear()
+
+    def _lay(self, area: int, block: int, growth: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        regions = (self._others or self._regions)(block)
+        size = HEAD_BYTES + sum(align(region.numel()) for region in regions)
+        if self._areas[area].numel() < size:
+            self._areas[area] = self._area(area, size)
+            self._counts[area] = 0
+            self._pairs.clear()  # some of them were of the smaller area
+        kept = self._areas[area]
+        pairs = []
+        position = HEAD_BYTES
+        for region in regions:
+            pairs.append((kept[position : position + region.numel()], region))
+            position += align(region.numel())
+        self._pairs[area, block, growth] = pairs
+        return pairs
+
+    def _area(self, area: int, size: int) -> torch.Tensor:
+        return flat(self._memory.arena(f"undo.{area}", size).memory, "uint8", 0, size)
+
+    # --- after a death ----------------------------------------------------------------------------------------
+
+    def remaining(self, blocks: int) -> list[int]:
+        """Put back what was being touched in this job; the blocks that are still to be done."""
+        left = []
+        for block in range(blocks):
+            mark = self._marks[block]
+            if mark == self._job | DONE:
+                continue
+            if mark & ~DONE == self._job and mark & DONE:
+                self._put_back((mark & DONE) - 1, block)
+            left.append(block)
+        return left
+
+    def _put_back(self, area: int, block: int) -> None:
+        found = self._memory.found(f"undo.{area}")
+        assert found is not None
+        kept = flat(found.memory, "uint8", 0, found.size_bytes)
+        count = int(kept[:8].view(torch.int64).item())
+        position = HEAD_BYTES
+        for region in (self._others or self._regions)(block)[:count]:
+            region.copy_(kept[position : position + region.numel()])
+            position += align(region.numel())
+        if self._others is None:
+            self._forget(block, count)

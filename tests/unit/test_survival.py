@@ -1,0 +1,151 @@
+"""DOES a ps that is killed anywhere come back where it was? Every point of every update, all optimizers, all modes."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from lives import OPTIMIZERS, Deaths, Killed, Life, Pieces, small_blocks, spec_by_name
+
+from paceline.modes import make as make_mode
+from paceline.modes.spec import ModeSpec
+from paceline.params.layout import Layout, TensorSpec
+from paceline.server.core import Core, PsConfig
+from paceline.views import flat
+from paceline.wire.frames import Outcome
+
+LAYOUT = Layout(
+    (
+        TensorSpec("a.weight", (40, 16), (16, 1), "float32", 0),
+        TensorSpec("a.bias", (40,), (1,), "float32", 0),
+        TensorSpec("b.weight", (30, 40), (40, 1), "float32", 0),
+    )
+)
+HALF = Layout(tuple(msgspec.structs.replace(t, dtype="bfloat16") for t in LAYOUT.tensors))
+ASYNC, SYNC = ModeSpec(), ModeSpec(name="sync")
+BLOCK = 512
+
+
+def life(optimizer: str, mode: ModeSpec, layout: Layout = LAYOUT, ema: float | None = None) -> Life:
+    return Life(spec_by_name(optimizer), mode, layout, ema)
+
+
+Given = Callable[[int], tuple[bytes, float]]
+
+
+def plain(number: int) -> tuple[bytes, float]:
+    return b"", 0.0
+
+
+def gaps(number: int) -> tuple[bytes, float]:
+    """The bias has no gradient in two pushes of three; the second weight not in the first ones."""
+    return bytes([[0b111, 0b101, 0b011][number % 3]]), 0.0
+
+
+def weights(number: int) -> tuple[bytes, float]:
+    return b"", [10.0, 20.0, 20.0, 5.0, 0.0][number % 5]
+
+
+def check_all_deaths(
+    patch: pytest.MonkeyPatch, make: Callable[[], Life], pushes: int, given: Given = plain, every: int = 1
+) -> int:
+    """Kill at each point of a run (or every so many); what comes out is what the run without a death made."""
+    small_blocks(patch, BLOCK)
+    deaths = Deaths(patch)
+    reference = make()
+    with deaths.at(0):
+        for number in range(pushes):
+            reference.push(number, *given(number))
+    points, wanted = deaths.points, reference.bits()
+    for fatal in range(1, points + 1, every):
+        ps = make()
+        number = 0
+        with deaths.at(fatal):
+            try:
+                for number in range(pushes):
+                    ps.push(number, *given(number))
+            except Killed:
+                pass
+        ps.die()
+        ps.again(number, *given(number))
+        for rest in range(number + 1, pushes):
+            ps.push(rest, *given(rest))
+        got = ps.bits()
+        assert got.keys() == wanted.keys(), fatal
+        assert [name for name in wanted if got[name] != wanted[name]] == [], f"killed at point {fatal} of {points}"
+    return points
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_async_every_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_all_deaths(monkeypatch, lambda: life(optimizer, ASYNC), 3, every=2) > 60
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        SYNC,
+        ModeSpec(name="sync", replicas_to_aggregate=1),
+        ModeSpec(name="sync", replicas_to_aggregate=4),
+        ModeSpec(name="bounded", staleness=1),
+        ModeSpec(staleness_scale=True),
+    ],
+    ids=str,
+)
+def test_every_mode(mode: ModeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_deaths(monkeypatch, lambda: life("Adam", mode), 6)
+
+
+def test_gradients_that_are_missing_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_deaths(monkeypatch, lambda: life("SGD", ASYNC), 5, gaps)
+
+
+def test_gradients_that_are_missing_in_part_of_adagrad(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_deaths(monkeypatch, lambda: life("Adagrad", SYNC), 4, gaps)
+
+
+def test_sums_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = ModeSpec(name="sync", replicas_to_aggregate=6)
+    check_all_deaths(monkeypatch, lambda: life("SGD", mode), 12, weights, every=3)
+
+
+def test_averages_and_masters(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_deaths(monkeypatch, lambda: life("AdamW", SYNC, HALF, ema=0.9), 4)
+
+
+def test_a_wrong_undo_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: without putting a block back, a death in the middle of a step shows."""
+    from paceline.server.undo import Undo
+
+    monkeypatch.setattr(Undo, "_put_back", lambda undo, area, block: None)
+    with pytest.raises(AssertionError, match="killed at point"):
+        check_all_deaths(monkeypatch, lambda: life("SGD", ASYNC), 2)
+
+
+def test_an_acknowledged_push_is_a_duplicate_in_the_next_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    ps = life("SGD", ASYNC)
+    ps.push(0)
+    ps.die()
+    ps.again(0)
+    assert ps.outcomes == [Outcome.APPLIED, Outcome.DUPLICATE]
+    assert ps.core.state.version == ps.core.updates == 1
+
+
+def test_a_ps_that_died_before_anything_begins_anew() -> None:
+    pieces = Pieces()
+    pieces.arena("parameters", 64)
+    core = Core(PsConfig(0, 1, 2, "r", make_mode(ASYNC, 2), "bytes", 5.0), pieces)
+    assert not core.recover()
+    assert pieces.names() == ["journal"]
+
+
+def test_votes_and_members_outlive_the_ps() -> None:
+    ps = life("SGD", SYNC)
+    ps.push(0)
+    ps.die()
+    assert ps.core.state.rounds.given == {0: 1}
+    assert ps.core.members.training == {0, 1} and ps.core.returning == {(0, 1), (1, 1)}
+    ps.push(1)
+    assert ps.core.state.version == 1
+    parameters = flat(ps.core.shard.memory, "float32", 0, 4)  # type: ignore[union-attr]
+    assert torch.isfinite(parameters).all()

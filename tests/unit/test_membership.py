@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cluster.membership import Membership, Phase
+from paceline.cluster.membership import Membership, Phase, first_incarnation, last_incarnation
 
 
 @pytest.fixture
@@ -151,3 +151,82 @@ def test_a_lease_runs_out_in_silence(members: Membership) -> None:
     members.leave(1, 1)
     members.close(2)
     assert members.expired(100.0, lease_s=5.0) == [(0, 1)]
+
+
+# --- evicted, though it lives -----------------------------------------------------------------------------------------
+
+
+def test_who_was_evicted_comes_back_as_a_newer_incarnation_only(members: Membership) -> None:
+    assert members.leave(1, 1)
+    members.fence(1, 1)
+    assert members.gone == [1] and members.live == [0, 2]
+    assert not members.join(1, 1, now_s=12.0), "what it sent as this one is void"
+    assert not members.is_taken(1, 1), "nobody else has its place"
+    assert members.join(1, 2, now_s=12.0)
+    assert members.training == {0, 1, 2}
+
+
+def test_a_later_start_has_the_place_of_an_earlier_one() -> None:
+    members = Membership(1)
+    second = first_incarnation(2)
+    members.join(0, second + 3, now_s=0.0)
+    assert not members.join(0, 1, now_s=1.0) and members.is_taken(0, 1)
+    assert not members.join(0, second, now_s=1.0) and not members.is_taken(0, second), "that is itself, before"
+    started_s = 1_790_000_000
+    members.join(0, started_s, now_s=2.0)
+    assert members.is_taken(0, started_s - 60), "by hand a minute earlier is another process"
+
+
+def test_only_one_that_has_left_is_fenced(members: Membership) -> None:
+    members.fence(0, 1)
+    members.close(2)
+    members.fence(2, 1)
+    assert members[0].phase is Phase.TRAINING and members[2].phase is Phase.CLOSED
+    members.leave(1, 1)
+    members.fence(1, 7)
+    assert members[1].phase is Phase.GONE, "that was said of another one"
+
+
+def test_a_start_that_is_given_up_is_given_up_in_all_its_lives() -> None:
+    assert last_incarnation(first_incarnation(3)) == first_incarnation(4) - 1
+    assert last_incarnation(first_incarnation(3) + 7) == first_incarnation(4) - 1
+    assert last_incarnation(1_790_000_000) == 1_790_000_000, "a clock tells nothing of what comes after it"
+
+
+# --- heartbeat without progress ---------------------------------------------------------------------------------------
+
+
+def test_compiling_for_16_s_or_evaluating_for_a_minute_is_no_stall(members: Membership) -> None:
+    for second in range(1, 61):
+        members.heard(1, 1, 10.0 + second)
+    assert members.stalled(70.0, stall_s=None) == []
+    assert members.expired(70.0, lease_s=5.0) == [(0, 1), (2, 1)]
+
+
+def test_the_limit_is_300_s_or_20_of_its_own_steps(members: Membership) -> None:
+    for step in range(1, 41):
+        members.stepped(0, 10.0 + 30.0 * step)  # half a minute a step
+    last_s = 10.0 + 30.0 * 40
+    for worker in (1, 2):
+        members.progressed(worker, last_s)
+    assert members.stalled(last_s + 300.0, stall_s=None) == []
+    assert members.stalled(last_s + 301.0, stall_s=None) == [(1, 1), (2, 1)]
+    assert members.stalled(last_s + 599.0, stall_s=None) == [(1, 1), (2, 1)]
+    assert members.stalled(last_s + 601.0, stall_s=None) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_one_slow_step_does_not_move_the_median(members: Membership) -> None:
+    for step in range(1, 40):
+        members.stepped(0, 10.0 + step)
+    members.stepped(0, 1_000.0)  # it compiled again
+    assert members[0].stall_limit_s(None) == 300.0
+
+
+def test_a_stall_ends_with_a_push_or_a_question_and_pausing_is_none(members: Membership) -> None:
+    members.pause(2)
+    assert members.stalled(31.0, stall_s=20.0) == [(0, 1), (1, 1)]
+    assert members.still_s(0, 31.0) == 21.0
+    members.stepped(0, 31.0)
+    members.progressed(1, 31.0)
+    assert members.stalled(40.0, stall_s=20.0) == []
+    assert members.stalled(10_000.0, stall_s=0) == [], "0 means never"

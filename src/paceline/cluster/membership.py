@@ -1,10 +1,41 @@
 """WHO is alive, and who takes part in rounds? One record a worker, kept by every ps; ps:0's is the one that decides.
 
 Pure: the time comes in, facts go out. A worker that trains is joined and not in barrier(), pause() or close().
+
+Two limits, not one. Silence of the heartbeat for longer than the lease: `expired`. A heartbeat without progress (no
+push, no question) for longer than the stall limit: `stalled`. Whoever is evicted by one of them is *fenced*: its
+process may live, so this incarnation of it counts no more, and it joins again with a higher one.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median
+
+STALL_S = 300.0  # nobody is evicted sooner, unless it is asked for
+STALL_STEPS = 20  # and nobody within so many steps of its own
+STEPS_KEPT = 31  # of which the median is taken
+STARTS_SHIFT = 16  # incarnations of one start: so many bits
+BY_HAND = 1 << 30  # from here on an incarnation is the time of a start by hand, in seconds
+
+
+def first_incarnation(start: int) -> int:
+    """The incarnation of a task's start-th start by a launcher; there is room for those that follow a fence.
+
+    >>> first_incarnation(1), first_incarnation(2)
+    (1, 65537)
+    """
+    return (start - 1 << STARTS_SHIFT) + 1
+
+
+def last_incarnation(incarnation: int) -> int:
+    """The highest that the same start can have come to. By hand (the clock's seconds) there is no telling: itself.
+
+    >>> last_incarnation(1) == last_incarnation(5) == first_incarnation(2) - 1
+    True
+    """
+    return incarnation if incarnation >= BY_HAND else (incarnation - 1 >> STARTS_SHIFT) + 1 << STARTS_SHIFT
 
 
 class Phase(Enum):
@@ -14,11 +45,13 @@ class Phase(Enum):
     TRAINING = "training"
     PAUSED = "paused"  # in pause() or barrier(): alive, but no round waits for it
     CLOSED = "closed"  # ended by itself
-    GONE = "gone"  # its connection ended or its lease ran out; it may come back
+    GONE = "gone"  # its connection ended; it may come back
+    FENCED = "fenced"  # evicted, though its process may live: this incarnation is void, a newer one may come
     LOST = "lost"  # gone for good: nobody will start it again
 
 
 LIVE = {Phase.TRAINING, Phase.PAUSED}
+AWAY = {Phase.GONE, Phase.FENCED, Phase.LOST}
 OVER = {Phase.CLOSED, Phase.LOST, Phase.ABSENT}  # ABSENT: unless it is expected
 
 
@@ -27,6 +60,14 @@ class Member:
     phase: Phase = Phase.ABSENT
     incarnation: int = 0
     heard_s: float = 0.0
+    progress_s: float = 0.0  # when it last pushed or asked for anything
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))  # between its last pushes
+
+    def stall_limit_s(self, stall_s: float | None) -> float:
+        """How long it may make no progress; None asks for the default, which knows how long its steps take."""
+        if stall_s is not None:
+            return stall_s
+        return max(STALL_S, STALL_STEPS * median(self.steps_s)) if self.steps_s else STALL_S
 
 
 class Membership:
@@ -43,9 +84,13 @@ class Membership:
         self._members = [Member() for _ in range(num_workers)]
         self.expected = num_workers if expected is None else expected
         self.training: frozenset[int] = frozenset()
+        self.on_change: Callable[[int, int, Phase], None] | None = None  # (worker, incarnation, phase), for a ledger
 
     def __getitem__(self, worker: int) -> Member:
         return self._members[worker]
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -54,14 +99,25 @@ class Membership:
         return 0 <= worker < len(self._members)
 
     def join(self, worker: int, incarnation: int, now_s: float) -> bool:
-        """False: this one is fenced, because a newer incarnation of it has joined or it was given up for good."""
+        """False: this one is fenced, because it was evicted or given up, or a newer incarnation of it has joined."""
         member = self._members[worker]
-        is_lost = member.phase is Phase.LOST and incarnation == member.incarnation
-        if incarnation < member.incarnation or is_lost:
+        is_void = member.phase in (Phase.LOST, Phase.FENCED)
+        if incarnation < member.incarnation or (is_void and incarnation == member.incarnation):
             return False
-        member.incarnation, member.heard_s = incarnation, now_s
+        member.incarnation = incarnation
+        member.heard_s = member.progress_s = now_s
         self._set(worker, Phase.TRAINING)
         return True
+
+    def is_taken(self, worker: int, incarnation: int) -> bool:
+        """Of one that may not join: whether a later start has its place. Else it may come as a newer incarnation."""
+        return self._members[worker].incarnation > last_incarnation(incarnation)
+
+    def fence(self, worker: int, incarnation: int) -> None:
+        """This one is evicted: it has left, and comes back as a newer incarnation only."""
+        member = self._members[worker]
+        if member.incarnation == incarnation and member.phase is Phase.GONE:
+            self._set(worker, Phase.FENCED)
 
     def is_current(self, worker: int, incarnation: int) -> bool:
         member = self._members[worker]
@@ -70,6 +126,16 @@ class Membership:
     def heard(self, worker: int, incarnation: int, now_s: float) -> None:
         if self._members[worker].incarnation == incarnation:
             self._members[worker].heard_s = now_s
+
+    def stepped(self, worker: int, now_s: float) -> None:
+        """It has pushed; called every step."""
+        member = self._members[worker]
+        member.steps_s.append(now_s - member.progress_s)
+        member.progress_s = now_s
+
+    def progressed(self, worker: int, now_s: float) -> None:
+        """It has asked for something, or waits for somebody else: no step, but no stall either."""
+        self._members[worker].progress_s = now_s
 
     def pause(self, worker: int) -> None:
         if self._members[worker].phase is Phase.TRAINING:
@@ -96,11 +162,32 @@ class Membership:
             member.incarnation = max(member.incarnation, incarnation or 1)  # one that is on its way comes too late
             self._set(worker, Phase.LOST)
 
+    def recall(self, worker: int, phase: Phase, incarnation: int, now_s: float) -> None:
+        """What was known of a worker before; silence counts from now."""
+        member = self._members[worker]
+        member.incarnation = incarnation
+        member.heard_s = member.progress_s = now_s
+        self._set(worker, phase)
+
     def expired(self, now_s: float, lease_s: float) -> list[tuple[int, int]]:
         """Live workers that were silent for longer than the lease, as (worker, incarnation)."""
         return [
             (w, m.incarnation) for w, m in enumerate(self._members) if m.phase in LIVE and now_s - m.heard_s > lease_s
         ]
+
+    def stalled(self, now_s: float, stall_s: float | None) -> list[tuple[int, int]]:
+        """Training workers that make no progress though they are alive, as (worker, incarnation); 0 means: never."""
+        if stall_s == 0:
+            return []
+        return [
+            (w, m.incarnation)
+            for w, m in enumerate(self._members)
+            if m.phase is Phase.TRAINING and now_s - m.progress_s > m.stall_limit_s(stall_s)
+        ]
+
+    def still_s(self, worker: int, now_s: float) -> float:
+        """For how long it has made no progress."""
+        return max(0.0, now_s - self._members[worker].progress_s)
 
     @property
     def missing(self) -> list[int]:
@@ -113,7 +200,7 @@ class Membership:
 
     @property
     def gone(self) -> list[int]:
-        return [w for w, m in enumerate(self._members) if m.phase in (Phase.GONE, Phase.LOST)]
+        return [w for w, m in enumerate(self._members) if m.phase in AWAY]
 
     @property
     def is_over(self) -> bool:
@@ -127,4 +214,6 @@ class Membership:
 
     def _set(self, worker: int, phase: Phase) -> None:
         self._members[worker].phase = phase
+        if self.on_change is not None:
+            self.on_change(worker, self._members[worker].incarnation, phase)
         self.training = frozenset(w for w, m in enumerate(self._members) if m.phase is Phase.TRAINING)

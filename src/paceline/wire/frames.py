@@ -49,6 +49,7 @@ class Flag(IntEnum):
     SWITCH = 64  # in an answer: stand still before the next step, the mode changes
     SENT = 128  # in a push: its gradient came before, in buckets
     SAVE = 256  # in an answer: the next update will be saved; say where you are (wire/messages Position) after it
+    WRITES = 512  # with SAVE: you write the checkpoint
 
 
 class Outcome(IntEnum):

@@ -43,6 +43,16 @@ class Join(Message, frozen=True):
     layout: Layout
     optimizer: OptimizerSpec
     wire: str = "float32"
+    weight: float = 0.0  # samples in a push of mine, as far as I have said so; 0: not yet
+
+
+class Fenced(Message, frozen=True):
+    """Not as this incarnation: `incarnation` is the newest that is known here. `is_taken`: another process has the
+    place; else the worker comes back as a newer one, and what it pushed last is void."""
+
+    incarnation: int
+    is_taken: bool
+    reason: str
 
 
 class Joined(Message, frozen=True):
@@ -54,8 +64,36 @@ class Joined(Message, frozen=True):
     segment_bytes: list[int]
 
 
+EPOCH, STEP, BATCH = "epoch", "step", "batch"  # boundaries: the next value of ctx.epochs or ctx.steps, the next batch
+
+
+class Position(Message, frozen=True):
+    """Where a worker's next step begins. One way, to ps:0, for the update that makes `version`; also in heartbeats.
+
+    `passes`: which pass over the loader, `batch`: batches taken in it, `at`: the kind of boundary. `rng`: random
+    generators' states there, `start`: when the pass began; both empty where they are not known."""
+
+    worker: int
+    version: int = 0
+    epoch: int = 0
+    passes: int = 0
+    batch: int = 0
+    steps: int = 0
+    at: str = ""
+    rng: dict[str, bytes] = {}
+    start: dict[str, bytes] = {}
+    schedulers: list[dict[str, object] | None] = []
+    groups: list[dict[str, object]] | None = None
+
+
 class Init(Message, frozen=True):
-    """Step 2, the chief's: the bulk is the shard's first values, on ps:0 followed by the carried block."""
+    """Step 2, the chief's: the bulk is the shard's first values, on ps:0 followed by the carried block. The rest is
+    what a checkpoint says: `version` of all shards, and for ps:0 the data's seed and where each worker was."""
+
+    version: int = 0
+    lineage: int = 0
+    seed: int | None = None
+    positions: list[Position] = []
 
 
 class Start(Message, frozen=True):
@@ -79,6 +117,8 @@ class Started(Message, frozen=True):
     global_step: int
     decisions: tuple[Decision, ...]
     dial: Dial
+    position: Position | None = None  # where this worker, or its predecessor, was
+    saves_next: bool = False  # the next update will be saved (Flag.SAVE of an answer that never came)
 
 
 class Attach(Message, frozen=True):
@@ -92,9 +132,19 @@ class AskStatus(Message, frozen=True):
     """Who is missing, and whom does the open round wait for?"""
 
 
+class Awaited(msgspec.Struct, frozen=True):
+    """One that the others wait for: `does` says in a few words what it does as far as ps:0 knows, `for_s` since when,
+    `evicted_in_s` when it will be given up (None: never)."""
+
+    worker: int
+    does: str
+    for_s: float
+    evicted_in_s: float | None = None
+
+
 class Status(Message, frozen=True):
     """`live`: workers that are in now; `lacks`: so many more are needed before training goes on (--min-workers);
-    `wanted`: the mode that is to hold when everybody stands still."""
+    `wanted`: the mode that is to hold when everybody stands still; `awaited`: more about `waiting_for`."""
 
     missing: list[int]
     waiting_for: list[int]
@@ -102,6 +152,7 @@ class Status(Message, frozen=True):
     live: list[int] = []
     lacks: int = 0
     wanted: str = ""
+    awaited: list[Awaited] = []
 
 
 # --- while it trains ----------------------------------------------------------------------------------------------
@@ -131,7 +182,10 @@ class Resume(Message, frozen=True):
 
 
 class Barrier(Message, frozen=True):
-    """Answered with the Dial that holds, when every live worker is in."""
+    """Answered with the Dial that holds, when every live worker is in. `number` counts this worker's barriers: one
+    that was left, but whose answer got lost, is not waited in again."""
+
+    number: int = 0
 
 
 class Ready(Message, frozen=True):
@@ -181,13 +235,18 @@ class Ticket(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """what: parameters, slots, carried or ema. tensor: one trained tensor only. A Fetched with bulk answers."""
+    """what: parameters, slots, carried or ema. tensor: one trained tensor only. is_copy: of the copy that was made for
+    a checkpoint; worker: of carried, that one's own. A Fetched with bulk answers."""
 
     what: str
     tensor: int | None = None
+    is_copy: bool = False
+    worker: int | None = None
 
 
-MASTER = "master"  # a slot beside the optimizer's own: the wider value of a half-precision parameter
+# Slots beside the optimizer's own: the wider value of a half-precision parameter, and of its average.
+MASTER = "master"
+WIDE_AVERAGE = "wide_ema"
 
 
 class SlotEntry(msgspec.Struct, frozen=True):
@@ -208,11 +267,76 @@ class Fetched(Message, frozen=True):
     slots: list[SlotEntry] = []
 
 
+class Copy(Message, frozen=True):
+    """From the worker that writes a checkpoint: is the copy of the announced update there? `is_now`: make one now,
+    after these decisions of ps:0; `is_again`: the one that was made, with the positions that came since. `position`:
+    the writer's own."""
+
+    worker: int
+    incarnation: int
+    is_now: bool = False
+    is_again: bool = False
+    decisions: tuple[Decision, ...] = ()
+    position: Position | None = None
+
+
+class Copied(Message, frozen=True):
+    """`is_wanted`: it is there, or will be when the announced update is made. `awaited`: workers whose position is
+    still to come. `round` is the version in ps:0's count."""
+
+    is_taken: bool
+    is_wanted: bool = False
+    version: int = 0
+    round: int = 0
+    has_rounds: bool = False
+    lineage: int = 0
+    pause_ms: float = 0.0
+    seed: int = 0
+    turn: int = 0
+    spec: ModeSpec | None = None
+    has_averages: bool = False
+    optimizer: OptimizerSpec | None = None
+    applied: dict[int, tuple[int, int]] = {}
+    awaited: list[int] = []
+    positions: list[Position] = []
+    decisions: tuple[Decision, ...] = ()
+    buffers_of: list[int] = []  # workers whose carried tensors are their own
+
+
+class Rewind(Message, frozen=True):
+    """From the worker that brings values to a ps without memory, on a connection of its own: Init, Assign and Restored
+    follow. `is_fencing`: a ps that has its memory goes back too, and whoever trains there comes back as a newer one."""
+
+    worker: int
+    lineage: int
+    is_fencing: bool
+    layout: Layout
+    optimizer: OptimizerSpec
+
+
+class Restored(Message, frozen=True):
+    """The values are there: everybody may go on at this version. `dial` and `seed` are for ps:0."""
+
+    version: int
+    dial: Dial | None = None
+    seed: int | None = None
+    is_reseeded: bool = False
+
+
+class FreeCopy(Message, frozen=True):
+    """The checkpoint is written, or will not be."""
+
+    worker: int
+    incarnation: int
+
+
 class Assign(Message, frozen=True):
-    """The chief writes: what = parameters (the bulk is the shard), carried, or slots (described by `slots`)."""
+    """The chief writes: what = parameters or ema (the bulk is the shard), carried (with `worker`: that one's own), or
+    slots (described by `slots`)."""
 
     what: str
     slots: list[SlotEntry] = []
+    worker: int | None = None
 
 
 class AskDecisions(Message, frozen=True):
@@ -266,11 +390,12 @@ class Failed(Message, frozen=True):
 
 Request = (
     Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Ready | Align
-    | SwitchMode | Steps | Fetch | Assign | AskDecisions | Describe | Close | Lost
+    | SwitchMode | Steps | Fetch | Assign | AskDecisions | Describe | Close | Lost | Position | Copy | FreeCopy
+    | Rewind | Restored
 )  # fmt: skip
 Reply = (
-    Joined | Started | Status | Carried | Dial | Aligned | Switched | Ticket | Fetched | Described | Closed | Done
-    | Failed
+    Joined | Fenced | Started | Status | Carried | Dial | Aligned | Switched | Ticket | Fetched | Described | Closed
+    | Done | Failed | Copied
 )  # fmt: skip
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -287,5 +412,5 @@ def decode(data: bytes) -> Request | Reply:
     """
     try:
         return _DECODER.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ProtocolError(f"a message that does not parse: {error}") from error

@@ -9,9 +9,12 @@ A step in a mode with rounds and several ps (server/rounds has the other side):
 2. stage and vote at ps:0, in one message,
 3. ps:0's answer brings the contributor set,
 4. carry it to ps:1..n; each answers with parameters of that round.
+
+A connection that ends is made again (worker/entrance), and what was not answered is sent again with the same push id,
+so it counts once. A push is *void* when nobody can say any more whether it counts: the mode has changed without this
+worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goes on with the next one.
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -21,47 +24,42 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
+from paceline.telemetry import ledger as led
 from paceline.transport.base import Buffer
-from paceline.transport.channel import Channel, connect
+from paceline.transport.channel import connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.worker.entrance import PS_0, Entrance, device
+from paceline.worker.identity import Identity
 from paceline.worker.link import Link
-from paceline.worker.patience import SAY_EVERY_S, Patience
+from paceline.worker.patience import SAY_EVERY_S, Patience, awaited
 
-STATUS_S = 5.0
-RETRY_S = 0.1
-PS_0 = "/job:ps/replica:0/task:0"
+__all__ = ["PS_0", "Client", "Identity", "Taken"]
+
 REFRESH_TRIES = 1000
+SILENT_LEASES = 3  # a ps that says nothing for so long, where nobody else is waited for, is connected to again
+SILENT_S = 5.0  # at least
+CLOSE_S = 10.0  # whoever leaves does not look for a ps any longer that may have ended too
 
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this worker is, and where its cluster is."""
-
-    job: str
-    worker: int
-    incarnation: int
-    run_id: str
-    is_chief: bool
-    spec: ModeSpec
-    ps_addresses: tuple[str, ...]
-    worker_devices: tuple[str, ...]
-    placement: str
-    lane: str
-    wire: str
-    overlaps: bool
-    secret: bytes
-    lease_s: float
-    wait_s: float
+Payloads = Sequence[Sequence[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a push."""
+    """What became of a push; `flags` and `version` are those of ps:0's answer."""
 
     outcome: Outcome
     has_ticket: bool
+    flags: int = 0
+    version: int = 0
+
+
+class Voided(Exception):
+    """Nobody can say whether this push counts; `dial`: because another mode holds since."""
+
+    def __init__(self, dial: m.Dial | None = None) -> None:
+        self.dial = dial
 
 
 class Client:
@@ -82,164 +80,169 @@ class Client:
         self._layout = layout
         self._plan = plan
         self._arena = arena
-        self._ended = threading.Event()
-        self._watch: Channel | None = None
-        self._owed = 0  # answers that are still to come on that connection
-        self.links: list[Link] = []
+        dials = connect if me.trouble is None else me.trouble.around(connect)
+        self.entrance = Entrance(me, dials, self._join_message, say)
+        self.links: list[Link] = self.entrance.links
+        self.watch = self.entrance.watch
+        self._ledger = _ledger_of(me)
+        self.optimizer: Callable[[], m.OptimizerSpec] = lambda: m.OptimizerSpec("", [])  # as it is now
+        self.weight: Callable[[], float] = lambda: 0.0  # samples in a push, as last said
+        self.on_slots: Callable[[], None] = lambda: None  # slots have moved: gradients go elsewhere from now on
+        self.on_return: Callable[[], None] = self.pull  # others went on without us: take what they have
         self.push_id = 0
         self.is_pending = False
         self.waited_s = 0.0
+        self._barriers = 0
+        self._awaits_others = False  # every push is an update, and ps:1..n are still to answer this one
+        self._late_dial: m.Dial | None = None  # so another mode is taken up after that
+        self._pushed_as = me.incarnation
+        self._void: Voided | None = None
+        self._flags, self._tail, self._wants_ticket = 0, b"", 0
+        self._payloads: Payloads = ()
+        self._again: Callable[[int], Sequence[Buffer] | None] | None = None
+
+    @property
+    def incarnation(self) -> int:
+        """As what this worker is in now; it grows when it was evicted and has come back."""
+        return self.entrance.incarnation
 
     # --- joining ----------------------------------------------------------------------------------------------
 
     def join(
-        self, optimizer: m.OptimizerSpec, carried: Callable[[], bytes], initialise_slots: Callable[[], None]
+        self,
+        optimizer: m.OptimizerSpec,
+        carried: Callable[[], bytes],
+        initialise_slots: Callable[[], None],
+        initial: Callable[[int], m.Init] = lambda index: m.Init(),
     ) -> m.Started:
         """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
         me = self._me
         began = time.monotonic()
         is_first = False
-        message = m.Join(
-            me.job, me.worker, me.incarnation, me.run_id, me.is_chief, me.spec.name, me.placement, self._plan.num_ps,
-            self._layout, optimizer, me.wire,
-        )  # fmt: skip
+        if not self.optimizer().name:
+            self.optimizer = lambda: optimizer
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
-            link = Link(self._connect(index), index, self._slice(index), me.worker, me.incarnation)
-            self.links.append(link)
-            joined = link.join(message)
+            channel = self.entrance.connect(index)
+            link = Link(channel, index, self._slice(index), me.worker, self.incarnation, self._ledger)
+            link.on_lost = self._recover
+            joined = self.entrance.enter(link)
             if me.is_chief and not joined.is_initialised:
+                init = initial(index)  # may lay a checkpoint on the arena first
                 extra = [carried()] if index == 0 and self._layout.carried_bytes else []
-                link.ask(m.Init(), bulk=[self._slice(index), *extra])
+                link.ask(init, bulk=[self._slice(index), *extra])
                 is_first = True
         self.links.sort(key=lambda each: each.index)
         if is_first:
             initialise_slots()
-        self._attach()
-        started = self._await_start()
+        started = self._begin()
         self.adopt(started.dial)
         self.carry(started.decisions)
         self.waited_s = time.monotonic() - began
         return started
 
-    def _connect(self, index: int) -> Channel:
-        address = self._me.ps_addresses[index]
-        device = f"/job:ps/replica:0/task:{index}"
-        waiting = Patience(self._me.wait_s, [device], self._say)
+    def _join_message(self, incarnation: int) -> m.Join:
+        me = self._me
+        return m.Join(
+            me.job, me.worker, incarnation, me.run_id, me.is_chief, me.spec.name, me.placement, self._plan.num_ps,
+            self._layout, self.optimizer(), me.wire, self.weight(),
+        )  # fmt: skip
+
+    def _begin(self) -> m.Started:
+        """Attach and start, however often ps:0 is started again meanwhile."""
+        link = self.links[0]
         while True:
             try:
-                channel = connect(address, self._me.lane, self._me.secret)
-                channel.stream.name = f"ps:{index} at {address} (its log says why)"
-                return channel
-            except ConnectionLost as error:
-                waiting.again(f"{device} at {address} did not answer ({error})")
-                time.sleep(RETRY_S)  # between attempts to connect: nobody can wake us
-
-    def _attach(self) -> None:
-        self._watch = self._connect(0)
-        self._watch.ask(m.Attach(self._me.worker, self._me.incarnation))
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-
-    def _beat(self) -> None:
-        assert self._watch is not None
-        while not self._ended.wait(self._me.lease_s / 5):
-            try:
-                self._watch.send(Kind.BEAT, worker=self._me.worker, incarnation=self._me.incarnation)
-            except ConnectionLost:
-                return  # the thread that trains sees the end on its own connection, and says so
-
-    def _await_start(self) -> m.Started:
-        channel = self.links[0].channel
-        channel.say(m.Start())
-        waiting: Patience | None = None
-        while True:
-            try:
-                frame = channel.recv_cold()
-                break
-            except WaitTimeout:
-                missing = [self._me.worker_devices[w] for w in self.status().missing] or [PS_0]
-                waiting = waiting or Patience(self._me.wait_s, missing, self._say)
-                waiting.names = missing
-                waiting.again(f"{', '.join(missing)} did not join")
-        reply = m.decode(frame.tail)
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
-        if not isinstance(reply, m.Started):
-            raise ProtocolError(f"ps:0 answered Start with {type(reply).__name__}")
-        return reply
+                self.watch.attach(self.incarnation)
+                return self.entrance.start()
+            except (ConnectionLost, ProtocolError) as error:
+                link.lost(error)
 
     def status(self) -> m.Status:
         """Who is missing and whom the round waits for; asked beside a connection that waits."""
-        try:
-            reply = self._ask_beside(m.AskStatus(), STATUS_S)
-        except WaitTimeout:
-            return m.Status([], [], 0)  # ps:0 itself is what we wait for
-        if not isinstance(reply, m.Status):
-            raise ProtocolError("ps:0 does not know its status")
-        return reply
+        return self.watch.status() or m.Status([], [], 0)  # else ps:0 itself is what we wait for
 
     def switch_mode(self, spec: ModeSpec) -> None:
         """Ask ps:0 for another mode, beside the connection that trains; a refusal is raised."""
-        reply = self._ask_beside(m.SwitchMode(spec, waits=False), self._me.wait_s)
+        reply = self.watch.ask(m.SwitchMode(spec, waits=False), self._me.wait_s)
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
         if not isinstance(reply, m.Switched):
             raise ProtocolError(f"ps:0 answered SwitchMode with {type(reply).__name__}")
 
-    def _ask_beside(self, request: m.Request, limit_s: float) -> m.Reply:
-        """A question that the heartbeat's connection carries. An answer that came too late for another one is read
-        and left alone."""
-        assert self._watch is not None
-        self._owed += 1
-        self._watch.say(request)
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                frame = self._watch.recv_cold()
-            except WaitTimeout:
-                if time.monotonic() >= deadline:
-                    raise
-                continue
-            self._owed -= 1
-            if self._owed == 0:
-                return m.decode(frame.tail)  # type: ignore[return-value]
-
     # --- the two verbs ----------------------------------------------------------------------------------------
 
     def push(
         self,
-        payloads: Sequence[Sequence[Buffer]],
+        payloads: Payloads,
         tail: bytes = b"",
         is_finite: bool = True,
         wants_ticket: bool = False,
         sent: Collection[int] = (),
+        again: Callable[[int], Sequence[Buffer] | None] | None = None,
     ) -> None:
         """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory, and on the
-        `sent` shards, which have it already."""
+        `sent` shards, which have it already. `again` gives a shard's buffers once more, bit for bit, or None."""
         self.push_id += 1
-        flags = 0
+        self._pushed_as = self.entrance.incarnation
+        self._flags = 0
         if not is_finite:
-            flags, payloads = Flag.NOT_FINITE, [()] * len(self.links)
-        others = self.links[1:]
-        if not self._has_rounds:
-            for link in others:
-                link.send(Kind.PUSH, flags | _sent(link, sent), self.push_id, tail, payloads[link.index])
-        elif others and is_finite:
-            for link in others:  # 1
-                link.send(Kind.STAGE, flags | _sent(link, sent), self.push_id, tail, payloads[link.index])
-            for link in others:
-                self._await(link, link.frame)
-        if wants_ticket:
-            flags |= Flag.WANTS_TICKET
-        flags |= _sent(self.links[0], sent)
-        self.links[0].send(Kind.PUSH, flags, self.push_id, tail, payloads[0])  # 2
+            self._flags, payloads = Flag.NOT_FINITE, [()] * len(self.links)
+        self._tail, self._payloads, self._again = tail, payloads, again
+        self._wants_ticket = Flag.WANTS_TICKET if wants_ticket else 0
         self.is_pending = True
+        others = self.links[1:]
+        try:
+            if not self._has_rounds:
+                self._awaits_others = bool(others)
+                for link in others:
+                    self._send_gradient(link, Kind.PUSH, sent)
+            elif others and is_finite:
+                for link in others:  # 1
+                    self._send_gradient(link, Kind.STAGE, sent)
+                for link in others:
+                    self._await(link, link.frame, self._gradient_again)
+            self._send_gradient(self.links[0], Kind.PUSH, sent)  # 2
+        except Voided as void:
+            self._void = void  # told when the answer is taken
+
+    def _send_gradient(self, link: Link, kind: Kind, sent: Collection[int]) -> None:
+        flags = self._flags | (Flag.SENT if link.index in sent else 0)
+        if not link.index:
+            flags |= self._wants_ticket
+        try:
+            link.send(kind, flags, self.push_id, self._tail, self._payloads[link.index])
+        except ConnectionLost:
+            return  # whoever waits for the answer sees that too, and sends it again
+
+    def _gradient_again(self, link: Link) -> None:
+        """The same push, on another connection: whole, also what went in buckets before."""
+        payload = self._payloads[link.index]
+        if self._again is not None and not self._flags & Flag.NOT_FINITE and not link.shares_memory:
+            kept = self._again(link.index)
+            if kept is None:
+                raise Voided
+            payload = kept
+        kind = Kind.STAGE if link.index and self._has_rounds else Kind.PUSH
+        flags = self._flags if link.index else self._flags | self._wants_ticket
+        link.send(kind, flags, self.push_id, self._tail, payload)
 
     def take(self) -> Taken:
         """Wait for the answer and bring the newest parameters into the arena."""
+        try:
+            if self._void is not None:
+                raise self._void
+            taken = self._take()
+        except Voided as void:
+            taken = self._give_up_push(void)
+        self.is_pending = False
+        self._void, self._again, self._payloads = None, None, ()
+        return taken
+
+    def _take(self) -> Taken:
         link = self.links[0]
         has_tail = self._has_rounds and len(self.links) > 1
-        first = self._await(link, link.frame if has_tail else link.answer)  # 3
+        first = self._await(link, link.frame if has_tail else link.answer, self._gradient_again)  # 3
         if first.outcome == Outcome.ADDED:
             self._say_counted()
         else:
@@ -250,31 +253,50 @@ class Client:
                 self.carry(carried.decisions, first_is_read=True)  # 4
             elif len(self.links) > 1:
                 self._take_others(was_held=bool(first.flags & Flag.WAITED))
-        self.is_pending = False
         has_ticket = bool(first.flags & Flag.TICKET)
         if first.flags & Flag.SWITCH:
             turn = self.dial.turn
             self.ask(m.Ready())
             self.pull()
             has_ticket = has_ticket and self.dial.turn == turn
-        return Taken(Outcome(first.outcome), has_ticket)
+        return Taken(Outcome(first.outcome), has_ticket, first.flags, first.version)
+
+    def _give_up_push(self, void: Voided) -> Taken:
+        while True:
+            try:
+                if void.dial is not None and self._awaits_others:
+                    self._late_dial = void.dial
+                    self._take_others(was_held=False)  # where every push is an update it may count there
+                elif (dial := void.dial or self._late_dial) is not None:
+                    self.adopt(dial)
+                self._awaits_others, self._late_dial = False, None
+                self.pull()
+                return Taken(Outcome.FENCED, has_ticket=False)
+            except Voided as another:
+                void = another
 
     def _say_counted(self) -> None:
         """The round is still open and we may add to it: every shard keeps what was counted before the slot is
         written again."""
         for link in self.links[1:]:
-            link.send(Kind.PULL, Flag.COUNTED, self.push_id)
+            self._post(link, _counted, self.push_id)
         for link in self.links[1:]:
-            self._await(link, link.frame)
+            self._await(link, link.frame, lambda link: _counted(link, self.push_id), is_gradient=False)
 
     def _take_others(self, was_held: bool) -> None:
         """The answers of ps:1..n, where every push is an update. If ps:0 held us back, theirs are old by now."""
         for link in self.links[1:]:
-            self._await(link, link.answer)
+            if self.incarnation != self._pushed_as:
+                raise Voided  # it was evicted since: nobody will answer, and it must not be sent as another one
+            self._await(link, link.answer, self._gradient_again)
             if was_held and not link.shares_memory:
                 self._pull(link, ())
             else:
                 link.read(self.push_id)
+        dial, self._awaits_others, self._late_dial = self._late_dial, False, None
+        if dial is not None:
+            self.adopt(dial)
+            self.pull()
 
     def adopt(self, dial: m.Dial) -> None:
         """Another mode holds: bring it to the other shards, after what was decided before it. Whoever wants parameters
@@ -283,8 +305,7 @@ class Client:
             self._take_dial(dial)  # ours is what we were started with; ps:0's counts
             return
         for link in self.links[1:]:
-            if dial.decisions:
-                self._pull(link, dial.decisions)
+            self._deliver(link, dial.decisions)
             reply = link.ask(m.Align(dial))
             if not isinstance(reply, m.Aligned):
                 raise ProtocolError(f"ps:{link.index} answered Align with {type(reply).__name__}")
@@ -303,79 +324,159 @@ class Client:
             if not self._has_rounds or len({link.version - link.offset for link in self.links}) == 1:
                 return
             first_is_read = False
-            reply = self.links[0].ask(m.AskDecisions())
-            assert isinstance(reply, m.Carried)
-            decisions = reply.decisions
+            decisions = self._open_decisions()
         raise ClusterError(
             f"the shards do not come to one round: {[link.version - link.offset for link in self.links]}"
         )
 
     def pull(self) -> None:
         """The newest parameters, now."""
-        decisions: tuple[Decision, ...] = ()
-        if self._has_rounds and len(self.links) > 1:
-            reply = self.links[0].ask(m.AskDecisions())
-            assert isinstance(reply, m.Carried)
-            decisions = reply.decisions
-        self.carry(decisions)
+        self.carry(self._open_decisions() if self._has_rounds and len(self.links) > 1 else ())
+
+    def _open_decisions(self) -> tuple[Decision, ...]:
+        reply = self.links[0].ask(m.AskDecisions())
+        assert isinstance(reply, m.Carried)
+        return reply.decisions
 
     def _pull(self, link: Link, decisions: tuple[Decision, ...]) -> None:
         if decisions or not link.shares_memory:
-            link.send(Kind.PULL, 0, self.push_id, m.encode(m.Carried(decisions)) if decisions else b"")
-            self._await(link, link.frame)
+            tail = m.encode(m.Carried(decisions)) if decisions else b""
+            self._post(link, _asks_pull, self.push_id, tail)
+            self._await(link, link.frame, lambda link: _asks_pull(link, self.push_id, tail), is_gradient=False)
         link.read(self.push_id)
 
-    def _await(self, link: Link, answer: Callable[[int], Frame]) -> Frame:
-        """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline."""
+    def _deliver(self, link: Link, decisions: tuple[Decision, ...]) -> None:
+        """Bring decisions, and read nothing."""
+        while decisions:
+            try:
+                return link.deliver(self.push_id, decisions)
+            except ConnectionLost as error:
+                link.lost(error)
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    def _post(self, link: Link, send: Callable[..., None], *args: object) -> None:
+        """Send now; that the connection has ended is seen by whoever waits for the answer."""
+        try:
+            send(link, *args)
+        except ConnectionLost:
+            return
+
+    def _await(
+        self, link: Link, answer: Callable[[int], Frame], send: Callable[[Link], None], is_gradient: bool = True
+    ) -> Frame:
+        """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline. After a
+        lost connection `send` asks once more."""
         waiting: Patience | None = None
         while True:
             try:
-                return answer(self.push_id)
+                frame = answer(self.push_id)
+                link.losses = 0
+                return frame
             except WaitTimeout:
-                waiting = self._still_waiting(waiting, link)
+                waiting = self._still_waiting(waiting, link, waits_for_others=False)
+            except ConnectionLost as error:
+                self._recover(link, link.note_loss(error), is_gradient)
+                self._post(link, send)
+                waiting = None
 
-    def _still_waiting(self, waiting: Patience | None, link: Link) -> Patience:
-        status = self.status()
-        names = [self._me.worker_devices[w] for w in status.waiting_for if w != self._me.worker]
-        if status.lacks:
-            names = [f"{status.lacks} more worker(s), as --min-workers asks"]
-        names = names or [f"/job:ps/replica:0/task:{link.index}"]
-        waiting = waiting or Patience(self._me.wait_s, names, self._say, first_after_s=SAY_EVERY_S)
-        waiting.names = names
-        waiting.again(f"{', '.join(names)} did not answer")
+    def _recover(self, link: Link, error: ConnectionLost, is_gradient: bool = False) -> None:
+        """Make a lost connection again. A gradient on its way is void if nobody can say any more what became of it;
+        else we take what the others have made meanwhile."""
+        was, is_leaving = self.incarnation, isinstance(link.asking, m.Close)
+        started = self.entrance.again(link, error, CLOSE_S if is_leaving else None)
+        self.on_slots()
+        if self.incarnation != was:
+            self._awaits_others, self._late_dial = False, None  # whatever was on its way is void
+        elif started is None or started.dial.turn == self.dial.turn:
+            return
+        elif is_gradient:
+            raise Voided(started.dial)
+        elif self._awaits_others:
+            self._late_dial = started.dial
+            return
+        elif is_leaving:
+            for other in self.links[1:]:
+                self.entrance.again(other, error)  # we have said goodbye there, and must tell of another mode
+        if started is not None:
+            self.adopt(started.dial)
+            for other in self.links[1:]:
+                self._deliver(other, started.decisions)
+        if is_gradient:
+            raise Voided
+        if not self.is_pending:  # else it is about to be done
+            self.on_return()
+
+    def _still_waiting(self, waiting: Patience | None, link: Link, waits_for_others: bool) -> Patience:
+        """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
+        status = self.watch.status()
+        names, more = ([], []) if status is None or link.index else awaited(status, self._me)
+        waiting = waiting or Patience(self._me.wait_s, names or [device(link.index)], self._say, SAY_EVERY_S)
+        waiting.names = names or [device(link.index)]
+        is_silent = status is None or not (names or waits_for_others)
+        if is_silent and waiting.waited_s > max(SILENT_S, SILENT_LEASES * self._me.lease_s):
+            link.channel.stream.shutdown()  # the next read sees the end
+        waiting.again(f"{', '.join(waiting.names)} did not answer", more)
         return waiting
 
     def ask(self, request: m.Request) -> m.Reply:
         """A request to ps:0 that may be answered late (a barrier, a ticket): waits like everything else here."""
-        link = self.links[0]
-        link.channel.say(request)
-        waiting: Patience | None = None
-        while True:
-            try:
-                reply = m.decode(link.channel.recv_cold().tail)
-                break
-            except WaitTimeout:
-                waiting = self._still_waiting(waiting, link)
+        if isinstance(request, m.Barrier):
+            self._barriers += 1
+            request = m.Barrier(self._barriers)
+        reply = self._asked(request)
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
         if isinstance(reply, m.Dial | m.Ticket):
             self.adopt(reply if isinstance(reply, m.Dial) else reply.dial)
-        return reply  # type: ignore[return-value]
+        return reply
+
+    def _asked(self, request: m.Request) -> m.Reply:
+        link, was = self.links[0], self.incarnation
+        waiting: Patience | None = None
+        self._post(link, _says, request)
+        while True:
+            try:
+                reply = m.decode(link.channel.recv_cold().tail)
+                link.losses = 0
+                return reply  # type: ignore[return-value]
+            except WaitTimeout:
+                waiting = self._still_waiting(waiting, link, waits_for_others=True)
+            except (ConnectionLost, ProtocolError) as error:
+                self._recover(link, link.note_loss(error))
+                if self.incarnation != was and isinstance(request, m.Barrier):
+                    return self.dial  # the others did not wait for one that was evicted
+                self._post(link, _says, request)
+                waiting = None
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all connections; without a Close message before, the ps takes it as a death."""
-        self._ended.set()
-        for link in self.links:
-            link.close()
-        if self._watch is not None:
-            self._watch.close()
+        self.entrance.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     def _slice(self, index: int) -> memoryview:
         base = self._plan.base(index)
         return self._arena[base : base + self._plan.shard_bytes[index]]
 
 
-def _sent(link: Link, sent: Collection[int]) -> int:
-    return Flag.SENT if link.index in sent else 0
+def _ledger_of(me: Identity) -> led.Ledger | None:
+    if me.ledger is None:
+        return None
+    ledger = led.Ledger(me.ledger)
+    ledger.write(led.Kind.START, led.START_EMPTY, me.worker, me.incarnation)
+    return ledger
+
+
+def _counted(link: Link, push_id: int) -> None:
+    link.send(Kind.PULL, Flag.COUNTED, push_id)
+
+
+def _asks_pull(link: Link, push_id: int, tail: bytes) -> None:
+    link.send(Kind.PULL, 0, push_id, tail)
+
+
+def _says(link: Link, request: m.Request) -> None:
+    link.channel.say(request)

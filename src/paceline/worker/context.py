@@ -5,28 +5,41 @@ Without a cluster the same calls do the plain thing, and nothing of the training
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from paceline.checkpoint.policy import SavePolicy
+from paceline.checkpoint.read import Loaded, load_newest
 from paceline.cluster.discovery import Assignment
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import CheckpointError, ConnectionLost, PacelineError, UsageError
 from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.steps import StepClock
 from paceline.wire import messages as m
-from paceline.worker import slowness
+from paceline.worker import injection, slowness
 from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
+from paceline.worker.position import Progress
 from paceline.worker.reporting import Reporter
+from paceline.worker.rewinding import Rewinder
+from paceline.worker.saver import Saver
+
+CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
+FAILED_CLOSE_S = 5.0  # and after an error
+INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
+MAX_OWN_BUFFERS = 64 << 20  # bytes; buffers of a worker that is not the chief are saved up to this size
+PLAIN_RANGE = (
+    "paceline: this worker goes on after a restart, but its loop begins again: `for epoch in ctx.epochs(n)` instead of "
+    "`for epoch in range(n)` (or `for _ in ctx.steps(total)`) does what remains"
+)
 
 
 class Context:
@@ -48,7 +61,11 @@ class Context:
         self._is_assigning = False
         self._said_ignored = False
         self._said_no_averages = False
-        self._saving = SavePolicy(assignment.settings.save_every) if assignment and self.is_chief else None
+        self.progress = Progress(self.worker_index)
+        self._saver: Saver | None = None
+        self.resumed_from: Path | None = None
+        self._sent_buffers = 0
+        self._injection = injection.of(assignment) if assignment else None
         self._reporter = Reporter(assignment, out, self.is_chief)
 
     # --- who am I ---------------------------------------------------------------------------------------------
@@ -129,7 +146,15 @@ class Context:
             secret=assignment.secret,
             lease_s=settings.lease_s,
             wait_s=settings.wait_s,
+            trouble=self._injection.trouble if self._injection is not None else None,
+            ledger=self._ledger_path(assignment),
         )
+
+    @staticmethod
+    def _ledger_path(assignment: Assignment) -> Path | None:
+        settings = assignment.settings
+        is_asked = settings.ledger and settings.run_dir is not None
+        return RunPaths(settings.run_dir or "").ledger(assignment.task) if is_asked else None
 
     @property
     def is_prepared(self) -> bool:
@@ -154,15 +179,57 @@ class Context:
         trainee.slowness = slowness.of(settings.slow, self._require_cluster().task)
         if trainee.slowness is not None:
             self._say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
+        trainee.injection = self._injection
+        self._follow_progress(trainee)
+        find, event = self._newest_checkpoint, self._reporter.sink.event
+        rewinder = Rewinder(self.identity(), trainee, find, settings.reseed, self._say, event)
+        trainee.client.entrance.on_empty = rewinder.on_empty
         self._reporter.begin(trainee, trainee.client.waited_s)
 
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
         self.clock.step(self._samples)
-        now_s = time.monotonic()
-        if self._saving is not None and self._saving.is_due(self._trainee.steps, now_s):
-            self.save()
-        self._reporter.stepped(self.worker_index, self._trainee, now_s)
+        self._reporter.stepped(self.worker_index, self._trainee, time.monotonic())
+
+    def _follow_progress(self, trainee: Any) -> None:
+        """Where this worker is goes into its heartbeats, and to ps:0 when an update is saved."""
+        progress = self.progress
+        progress.steps = lambda: int(trainee.steps)
+        progress.send = self._send_position
+        progress.on_unguided = lambda: self._say(PLAIN_RANGE)
+        self._sent_buffers = hash(trainee.carried_block())
+        trainee.client.watch.tail = lambda: m.encode(progress.beat())
+        trainee.progress, trainee.on_save = progress, self.announced
+
+    def _send_position(self, position: m.Position) -> None:
+        """One way: the answer to the last push may still be on its way. Buffers go with it, if they have changed."""
+        trainee = self._trainee
+        size = trainee.layout.carried_bytes
+        block = trainee.carried_block() if size and (self.is_chief or size <= MAX_OWN_BUFFERS) else b""
+        is_new, self._sent_buffers = hash(block) != self._sent_buffers, hash(block)
+        with suppress(ConnectionLost):  # the next question finds that out, and connects again
+            trainee.client.links[0].channel.say(position, bulk=[block] if block and is_new else [])
+
+    def announced(self, version: int, writes: bool) -> None:
+        """ps:0 will save the update that makes this version; `writes`: this worker writes it."""
+        self.progress.announced(version)
+        saver = self._make_saver() if writes else None
+        if saver is not None:
+            saver.incarnation = self._trainee.client.incarnation
+            saver.wake(version)
+
+    def _newest_checkpoint(self) -> Loaded | None:
+        paths = self._paths()
+        return load_newest(paths.checkpoints, self._say) if paths is not None else None
+
+    def _make_saver(self) -> Saver | None:
+        paths, trainee = self._paths(), self._trainee
+        if self._saver is None and paths is not None:
+            keep, event = self._require_cluster().settings.keep, self._reporter.sink.event
+            me = self.identity()
+            self._saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, keep, self._say, event)
+            self._saver.in_use = self.resumed_from
+        return self._saver
 
     @property
     def clock(self) -> StepClock:
@@ -175,7 +242,7 @@ class Context:
         """The epochs that remain for this worker."""
         if self.job == "evaluator":
             return
-        for epoch in range(count):
+        for epoch in self.progress.epochs(count):
             self.clock.epoch()
             yield epoch
 
@@ -186,13 +253,15 @@ class Context:
         if self._trainee is None:
             yield from range(total)
             return
-        trainee, number = self._trainee, 0
-        trainee.wants_ticket = trainee.is_budgeted = True
+        trainee, number = self._trainee, self._trainee.steps
+        trainee.wants_ticket = trainee.is_budgeted = self.progress.is_guided = True
         try:
             while self._has_ticket(total):
+                self.progress.boundary(m.STEP)
                 yield number
                 number += 1
                 trainee.settle()
+            self.progress.boundary(m.STEP, is_last=True)
         finally:
             trainee.wants_ticket = False
 
@@ -329,21 +398,29 @@ class Context:
         if self._assignment is None:
             raise UsageError("ctx.kv reads from the ps, and there is no cluster here")
         me = self.identity()
-        return Kv(me.ps_addresses, me.lane, me.secret)
+        return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, self._say)
 
     def save(self) -> Path | None:
-        """Write a checkpoint now; only the chief does, in the run folder."""
-        paths = self._paths()
-        if not self.is_chief or self._trainee is None or paths is None:
+        """Write a checkpoint now, in the run folder. The chief does; where the others call it too, at the same step,
+        they say where they are, so that a resumed run goes on at the same bit."""
+        trainee = self._trainee
+        if trainee is None or self._paths() is None:
             return None
-        self._trainee.settle()
-        self._trainee.send_carried()
-        return self._save(paths)
+        trainee.settle()
+        position = self._where()
+        if not self.is_chief:
+            self._send_position(position)
+            return None
+        trainee.send_carried()
+        return self._save(position, waits_for_others=self.num_workers > 1)
+
+    def _where(self) -> m.Position:
+        return self.progress.at_end(self._trainee.client.links[0].version)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
-    def close(self, is_ok: bool = True) -> None:
-        """Report and leave; the last worker to do so writes the final checkpoint."""
+    def close(self, is_ok: bool = True, is_interrupted: bool = False) -> None:
+        """Report and leave; the last worker to do so writes the final checkpoint. After Ctrl+C the chief saves, too."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -351,11 +428,17 @@ class Context:
         try:
             if self._trainee is not None and is_ok:
                 self._leave()
+            elif self._trainee is not None and is_interrupted and self.is_chief and self._saves:
+                self._save_in_time()
         finally:
+            if self._saver is not None:
+                self._saver.close(CLOSE_S if is_ok else FAILED_CLOSE_S)
             if self._trainee is not None:
                 self._trainee.close()
             if self._evaluator is not None:
                 self._evaluator.close()
+            if self._injection is not None:
+                self._injection.close()
             self._reporter.close()
 
     def _leave(self) -> None:
@@ -366,26 +449,55 @@ class Context:
         if self.is_chief:
             trainee.send_carried()
         trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first
-        paths = self._paths() if self._require_cluster().settings.save_every != "none" else None
+        saves = self._saves
+        self._send_position(self._where())
         saved_at = -1
-        if self.is_chief and paths is not None:  # the last worker saves at the end, but it may never get there
-            self._save(paths)
+        if self.is_chief and saves:  # the last worker saves at the end, but it may never get there
+            self._save(self._where())
             saved_at = links[0].version
         reports = [link.ask(m.Close()) for link in links[1:]]
         told = [r.report for r in reports if isinstance(r, m.Closed)]
         closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
-        if isinstance(closed, m.Closed) and closed.is_last and paths is not None:
+        if isinstance(closed, m.Closed) and closed.is_last and saves:
             trainee.client.pull()  # our end may have closed a round with the gradient of one that died
             if links[0].version != saved_at:
-                self._save(paths)
+                self._save(self._where())
 
-    def _save(self, paths: RunPaths) -> Path:
-        from paceline.worker.saving import save
+    @property
+    def _saves(self) -> bool:
+        return self._require_cluster().settings.save_every != "none" and self._paths() is not None
 
-        settings = self._require_cluster().settings
-        folder = save(self._trainee, paths.checkpoints, settings.run_id, self.mode, settings.ema is not None)
-        self._reporter.sink.event("checkpoint", folder=str(folder))
-        return folder
+    def _save_in_time(self) -> None:
+        """Everybody leaves, and the ps soon after: save what they have, if it takes no longer than somebody waits.
+        The connections of the training stopped in the middle of anything; the saver has its own."""
+        self._say("Interrupted: saving before the end")
+        position = self._where()
+        writing = threading.Thread(target=self._try_save, args=(position,), name="last save", daemon=True)
+        writing.start()
+        writing.join(INTERRUPTED_SAVE_S)
+        if writing.is_alive():
+            self._say(f"paceline: the checkpoint was not written within {INTERRUPTED_SAVE_S:g} s, so it is left out")
+
+    def _try_save(self, position: m.Position) -> None:
+        try:
+            saved = self._save(position)
+        except PacelineError as error:
+            self._say(f"paceline: no checkpoint was written: {error}")
+            return
+        if saved is not None:
+            self._say(f"Saved: {saved}")
+
+    def _save(self, position: m.Position, waits_for_others: bool = False) -> Path | None:
+        """Now, and wait until it is written. A full disk, say, is told, and is no reason to stop."""
+        saver = self._make_saver()
+        assert saver is not None
+        saver.incarnation = self._trainee.client.incarnation
+        try:
+            return saver.save_now(position, waits_for_others)
+        except (CheckpointError, OSError) as error:
+            self._say(f"paceline: no checkpoint was written: {error}")
+            self._reporter.sink.event("checkpoint_failed", error=str(error))
+            return None
 
     def __enter__(self) -> "Context":
         return self
@@ -393,7 +505,7 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(is_ok=error is None)
+        self.close(is_ok=error is None, is_interrupted=isinstance(error, KeyboardInterrupt))
 
     # --- inside -----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from paceline.modes.spec import NAMES, ModeSpec, check, parse_grace
 from paceline.telemetry.lines import waiting_line
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.channel import Channel, connect
+from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.worker.client import PS_0
 from paceline.worker.patience import SAY_EVERY_S
@@ -50,7 +51,7 @@ class Running(msgspec.Struct, frozen=True):
     def connect(self) -> Channel:
         """A connection of one's own to ps:0."""
         try:
-            return connect(self.cluster.address(self.cluster.ps[0]), "auto", self.secret)
+            return connect(self.cluster.address(self.cluster.ps[0]), "auto", self.secret, role=Role.OPERATOR)
         except ClusterError as error:
             raise UsageError(
                 f"The run in {self.run_dir} does not answer: it has ended, or has not begun yet ({error})."

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from paceline.wire.messages import BATCH
+from paceline.worker.position import Progress
+
 Place = Callable[[], tuple[int, int]]  # which worker, of how many
 
 
@@ -39,6 +42,7 @@ class SharedBatches:
         self._seed = seed
         self._drop_last = drop_last
         self._place = place
+        self.skip = 0  # batches that were taken before a restart, of the next epoch to begin
 
     def __len__(self) -> int:
         return -(-self._num_batches() // self._num_workers)
@@ -46,10 +50,12 @@ class SharedBatches:
     def __iter__(self) -> Iterator[list[int]]:
         order = self._order()
         self.epoch += 1
+        skip, self.skip = self.skip, 0
         if self._place is not None:
             self._worker, self._num_workers = self._place()
         count = self._num_batches()
-        for first in range(self._worker, len(self) * self._num_workers, self._num_workers):
+        begin = self._worker + skip * self._num_workers
+        for first in range(begin, len(self) * self._num_workers, self._num_workers):
             start = (first % count) * self.batch_size
             yield order[start : start + self.batch_size]
 
@@ -153,37 +159,73 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
 
 
 def note_epochs(
-    loader: DataLoader[Any], on_epoch: Callable[[], None], on_batch: Callable[[int | None], None] | None = None
+    loader: DataLoader[Any],
+    on_epoch: Callable[[], None],
+    on_batch: Callable[[int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> DataLoader[Any]:
     """Tell when an epoch starts and how many samples each batch has (None: an epoch starts), without changing what the
-    loader gives: its class becomes a subclass of its own."""
+    loader gives: its class becomes a subclass of its own. With `progress`, a pass that was begun before a restart goes
+    on where it was."""
     base = type(loader)
 
     def iterate(self: DataLoader[Any]) -> Any:
         on_epoch()
-        batches = base.__iter__(self)
         if on_batch is None:
-            return batches
-        if torch.is_grad_enabled():
-            on_batch(None)
-        return _Counted(batches, on_batch)
+            return base.__iter__(self)
+        if progress is None or not torch.is_grad_enabled():  # an evaluation
+            return _Counted(base.__iter__(self), on_batch, None)
+        on_batch(None)
+        return _Counted(_pass(self, base, progress), on_batch, progress)
 
     loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
     return loader
 
 
+def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
+    """The loader's own iterator: of a new pass, or of the one that was under way, behind the batches taken from it."""
+    shared = loader.batch_sampler if isinstance(loader.batch_sampler, SharedBatches) else None
+    resumed = progress.begin_pass(shared.epoch if shared is not None else None)
+    if resumed is not None and shared is not None:
+        shared.epoch, shared.skip = resumed.passes, resumed.batch
+    if resumed is None or not (resumed.start or resumed.batch):
+        return base.__iter__(loader)
+    now = progress.own.capture()
+    progress.own.restore(resumed.start)  # what loader and sampler drew when this pass began, they draw again
+    batches = base.__iter__(loader)
+    indices = getattr(batches, "_sampler_iter", None) if loader.num_workers == 0 else None
+    if isinstance(loader.dataset, IterableDataset):
+        indices = None  # its own indices say nothing: the batches themselves are to be passed over
+    for _ in range(0 if shared is not None else resumed.batch):
+        if next(batches if indices is None else indices, None) is None:
+            break
+    progress.own.restore(now)
+    return batches
+
+
 class _Counted:
     """A loader's own iterator, whose batches are counted as they are taken; not those of an evaluation."""
 
-    def __init__(self, batches: Any, on_batch: Callable[[int | None], None]) -> None:
+    def __init__(self, batches: Any, on_batch: Callable[[int | None], None], progress: Progress | None) -> None:
         self._batches = batches
         self._on_batch = on_batch
+        self._progress = progress
 
     def __iter__(self) -> "_Counted":
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        progress = self._progress
+        if progress is None:
+            batch = next(self._batches)
+        else:
+            progress.boundary(BATCH)
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                progress.took_all()
+                raise
+            progress.took_batch()
         if torch.is_grad_enabled():
             self._on_batch(samples_in(batch))
         return batch

@@ -66,7 +66,7 @@ def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
     waiting = Patience(me.wait_s, me.worker_devices[:1], say)
     while True:
         try:
-            return Kv(me.ps_addresses, me.lane, me.secret)
+            return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, say)
         except ClusterError as error:
             waiting.again(str(error))
             time.sleep(RETRY_S)  # nobody tells an evaluator when to look again

@@ -1,21 +1,26 @@
 """WHAT is in the ps right now? Any variable by name, read beside the training: a ps as a key-value store.
 
-Used by ctx.kv and `paceline kv`. Opens its own connections, joins nothing, changes nothing. No framework.
+Used by ctx.kv, evaluators and `paceline kv`. Opens its own connections, joins nothing, changes nothing. No framework.
+A connection that ends is made again for up to `wait_s`: a ps may have been started again.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from paceline.checkpoint.store import RAW
-from paceline.errors import ClusterError, PacelineError, ProtocolError, Refused, UsageError
-from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.checkpoint.tensors import RAW
+from paceline.errors import ClusterError, ConnectionLost, PacelineError, ProtocolError, Refused, UsageError
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, total_bytes
 from paceline.params.placement import Plan, place
 from paceline.transport.channel import Channel, connect
+from paceline.transport.security import Role
 from paceline.wire import messages as m
+from paceline.worker.entrance import RETRY_S, device
+from paceline.worker.patience import Patience
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -32,14 +37,27 @@ class Entry(msgspec.Struct, frozen=True):
 class Kv:
     """Reads variables of a run. `kv["0.weight"]` is a numpy array (bfloat16 comes as float32)."""
 
-    def __init__(self, addresses: Sequence[str], lane: str, secret: bytes) -> None:
-        self._channels: list[Channel] = [connect(a, lane, secret) for a in addresses]
-        described = [self._ask(c, m.Describe())[0] for c in self._channels]
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        lane: str,
+        secret: bytes,
+        wait_s: float = 0.0,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._addresses, self._lane, self._secret = addresses, lane, secret
+        self._wait_s, self._say = wait_s, say
+        self._channels: list[Channel] = []
+        for index in range(len(addresses)):
+            self._channels.append(self._connect(index))
+        self._limit_bytes = 0
+        described = [self._ask(index, m.Describe())[0] for index in range(len(addresses))]
         first = described[0]
         if not isinstance(first, m.Described) or first.layout is None:
             self.close()
             raise ClusterError("the ps hold nothing yet: no chief has initialised the model")
         self.layout: Layout = first.layout
+        self._limit_bytes = total_bytes(self.layout.tensors)
         self.plan: Plan = place(self.layout, first.num_ps, first.placement)
         self._versions = [d.version for d in described if isinstance(d, m.Described)]
 
@@ -67,13 +85,13 @@ class Kv:
             index = self.layout.trained.index(spec)
             item = ITEM_BYTES[spec.dtype]
             for shard, piece in self.plan.owners(index):
-                reply, block = self._ask(self._channels[shard], m.Fetch("ema" if is_averaged else "parameters", index))
+                reply, block = self._ask(shard, m.Fetch("ema" if is_averaged else "parameters", index))
                 assert isinstance(reply, m.Fetched)
                 memory[piece.start * item : piece.stop * item] = block
                 versions[shard] = reply.version
         else:
             offset = self.layout.carried_offsets[self.layout.carried.index(spec)]
-            reply, block = self._ask(self._channels[0], m.Fetch("carried"))
+            reply, block = self._ask(0, m.Fetch("carried"))
             memory[:] = block[offset : offset + spec.size_bytes]
         return self._entry(name, versions), _as_array(spec, memory)
 
@@ -83,15 +101,32 @@ class Kv:
         version = max((versions[s] for s in shards), default=0)
         return Entry(name, spec.shape, spec.dtype, version, tuple(f"ps:{s}" for s in shards), spec.is_trained)
 
-    def _ask(self, channel: Channel, request: m.Request) -> tuple[m.Reply, bytearray]:
-        reply, frame = channel.ask(request)
+    def _ask(self, index: int, request: m.Request) -> tuple[m.Reply, bytearray]:
+        """What this ps answers, on this connection or on the next one."""
+        waiting = Patience(self._wait_s, [device(index)], self._say)
+        while True:
+            try:
+                reply, frame = self._channels[index].ask(request)
+                break
+            except (ConnectionLost, ProtocolError) as error:
+                if not self._wait_s:
+                    raise
+                waiting.again(f"{device(index)} at {self._addresses[index]} went away ({error})")
+                self._channels[index].close()
+            try:
+                self._channels[index] = self._connect(index)
+            except ConnectionLost:
+                time.sleep(RETRY_S)  # nobody can wake us
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
-        if frame.bulk_bytes > 1 << 40:
-            raise ProtocolError("a ps sent more than any model has")
+        if frame.bulk_bytes > self._limit_bytes:
+            raise ProtocolError(f"a ps sent {frame.bulk_bytes} bytes, this model has {self._limit_bytes} at most")
         block = bytearray(frame.bulk_bytes)
-        channel.recv_bulk(frame, memoryview(block))
+        self._channels[index].recv_bulk(frame, memoryview(block))
         return reply, block
+
+    def _connect(self, index: int) -> Channel:
+        return connect(self._addresses[index], self._lane, self._secret, role=Role.READER)
 
     def close(self) -> None:
         for channel in self._channels:

@@ -1,26 +1,59 @@
 """HOW does a worker talk to one ps? The connection, its slot, and a read that is never torn.
 
-Used by worker/client, one a ps. No framework: memory is bytes here.
+Used by worker/client, one a ps. No framework: memory is bytes here. A connection that ends, or on which bytes were
+damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `on_lost` makes.
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from paceline.errors import ProtocolError, Refused, WaitTimeout
+from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
+from paceline.telemetry import ledger as led
+from paceline.telemetry.ledger import Ledger
 from paceline.transport.base import Buffer
-from paceline.transport.channel import Channel
+from paceline.transport.channel import ASK_S, Channel
+from paceline.wire.decisions import Decision
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
-from paceline.wire.messages import Failed, Join, Joined, Reply, Request
+from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
 from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
 
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
+GRADIENTS = (Kind.PUSH, Kind.STAGE)
+MAX_LOSSES = 60  # connections in a row that ended before a single answer: then what we say is what ends them
+
+_PUSH, _ANSWER, _PULL = int(led.Kind.PUSH), int(led.Kind.ANSWER), int(led.Kind.PULL)
+
+
+class FencedOff(Exception):
+    """This incarnation was evicted; the newest that the ps knows is `incarnation`."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+
+
+class ClosedAlready(Refused):
+    """This worker has closed, but did not hear the answer, which is `reply`."""
+
+    def __init__(self, reply: Closed) -> None:
+        super().__init__("this worker has closed already")
+        self.reply = reply
 
 
 class Link:
-    """One ps as a worker sees it. `into` is the part of the worker's arena that this ps owns."""
+    """One ps as a worker sees it. `into` is the part of the worker's arena that this ps owns; `connections` counts
+    how often it was connected again."""
 
-    def __init__(self, channel: Channel, index: int, into: memoryview, worker: int, incarnation: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        index: int,
+        into: memoryview,
+        worker: int,
+        incarnation: int,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.channel = channel
         self.index = index
         self.into = into
@@ -32,6 +65,14 @@ class Link:
         self._parameters: memoryview | None = None
         self._sequence: memoryview | None = None
         self._bell: Bell | None = None
+        self.lineage = 0
+        self._ledger = ledger
+        self._awaits_push = False  # whether the next answer tells what became of a gradient
+        self.connections = 0
+        self.joined: Joined | None = None
+        self.asking: Request | None = None
+        self.losses = 0  # connections that ended since the last answer
+        self.on_lost: Callable[[Link, ConnectionLost], None] = _give_up
 
     @property
     def shares_memory(self) -> bool:
@@ -39,7 +80,13 @@ class Link:
 
     def join(self, join: Join) -> Joined:
         """Step 1 of joining; on a lane that shares memory, maps what the ps hands over."""
-        joined = self.ask(join)
+        joined = self._refuse(self.channel.ask(join)[0])
+        if isinstance(joined, Fenced):
+            if joined.is_taken:
+                raise Refused(joined.reason)
+            raise FencedOff(joined.incarnation)
+        if isinstance(joined, Closed):
+            raise ClosedAlready(joined)
         if not isinstance(joined, Joined):
             raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
         if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes] * 2:
@@ -53,76 +100,188 @@ class Link:
             if self.channel.lane == "shm":
                 parameters.close()
                 slot.close()
-        self.version = joined.version
+        self.version, self.lineage = joined.version, joined.lineage
+        if self._ledger is not None:
+            self._awaits_push = False
+            here = (self.index, self._incarnation, 0, self.version, 0, self.lineage)
+            self._ledger.write(led.Kind.ENTER, int(joined.is_initialised), *here)
+        self.joined = joined
+        return joined
+
+    def rejoin(self, channel: Channel, join: Join) -> Joined:
+        """On a new connection. The gradient that lies in the slot moves with us, if we are still the same; what was
+        read is still of the version that it was read at."""
+        self.channel.close()
+        old, version, lineage, is_same = self.slot, self.version, self.lineage, self._incarnation == join.incarnation
+        self.channel, self._incarnation = channel, join.incarnation
+        joined = self.join(join)
+        if self.lineage == lineage:
+            self.version = version
+        self.connections += 1
+        if is_same and old is not None and self.slot is not None:
+            self.slot[:] = old
         return joined
 
     def ask(self, request: Request, bulk: Sequence[Buffer] = ()) -> Reply:
         """A cold request and its reply; a refusal is raised."""
-        reply, _ = self.channel.ask(request, bulk)
+        return self._asked(request, bulk)[0]
+
+    def ask_bulk(self, request: Request, limit_bytes: int) -> tuple[Reply, bytearray]:
+        """A cold request whose reply brings bulk."""
+        return self._asked(request, (), limit_bytes)
+
+    def _asked(self, request: Request, bulk: Sequence[Buffer], limit_bytes: int = 0) -> tuple[Reply, bytearray]:
+        """On this connection, or on the next one: nothing that is asked here is harmed by being asked twice."""
+        self.asking = request
+        while True:
+            try:
+                reply, frame = self.channel.ask(request, bulk)
+                block = bytearray(min(frame.bulk_bytes, limit_bytes))
+                if block:
+                    self.channel.recv_bulk(frame, memoryview(block))
+                break
+            except (ConnectionLost, ProtocolError, WaitTimeout) as error:
+                if (closed := self._have_another(error)) is not None:
+                    return closed, bytearray()
+        self.losses, self.asking = 0, None
+        self._refuse(reply)
+        if frame.bulk_bytes > limit_bytes:
+            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes, at most {limit_bytes} were expected")
+        return reply, block
+
+    def _have_another(self, error: ClusterError) -> Closed | None:
+        """Connect again. Whoever closes may hear now that it has closed, or find that the ps has ended since."""
+        try:
+            self.lost(error)
+        except ClosedAlready as closed:
+            return closed.reply
+        except WaitTimeout:
+            if not isinstance(self.asking, Close):
+                raise
+            return Closed(is_last=False)
+        return None
+
+    def _refuse(self, reply: Reply) -> Reply:
         if isinstance(reply, Failed):
             raise Refused(reply.reason)
         return reply
 
-    def ask_bulk(self, request: Request, limit_bytes: int) -> tuple[Reply, bytearray]:
-        """A cold request whose reply brings bulk."""
-        reply, frame = self.channel.ask(request)
-        if isinstance(reply, Failed):
-            raise Refused(reply.reason)
-        if frame.bulk_bytes > limit_bytes:
-            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes, at most {limit_bytes} were expected")
-        block = bytearray(frame.bulk_bytes)
-        self.channel.recv_bulk(frame, memoryview(block))
-        return reply, block
+    def lost(self, error: ClusterError) -> None:
+        """This connection is of no use any more: have another one made. Raises when that helps nobody."""
+        self.on_lost(self, self.note_loss(error))
+
+    def note_loss(self, error: ClusterError) -> ConnectionLost:
+        """Count it; too many in a row end the patience."""
+        self.losses += 1
+        told = error if isinstance(error, ConnectionLost) else ConnectionLost(f"ps:{self.index}: {error}")
+        if self.losses > MAX_LOSSES:
+            raise ConnectionLost(f"{self.losses} connections to ps:{self.index} ended without an answer: {told}")
+        return told
 
     def send(self, kind: Kind, flags: int, push_id: int, tail: bytes = b"", bulk: Sequence[Buffer] = ()) -> None:
-        self.channel.send(
-            kind,
-            flags,
-            self._worker,
-            self._incarnation,
-            push_id=push_id,
-            version=self.version,
-            tail=tail,
-            bulk=bulk,
-        )
+        if self._ledger is not None:
+            self._awaits_push = kind in GRADIENTS
+            if self._awaits_push:
+                here = (self.index, self._incarnation, push_id, self.version, int(kind == Kind.STAGE), self.lineage)
+                self._ledger.write(_PUSH, flags & Flag.NOT_FINITE, *here)
+        try:
+            self.channel.send(
+                kind,
+                flags,
+                self._worker,
+                self._incarnation,
+                push_id=push_id,
+                version=self.version,
+                tail=tail,
+                bulk=bulk,
+            )
+        except ConnectionLost:
+            self.channel.stream.shutdown()  # half a frame may be on its way: nobody waits for the other half
+            raise
 
     def send_bucket(self, offset: int, part: Buffer) -> None:
         """A part of the gradient to come, for this byte of the slot; no answer."""
-        self.channel.send(Kind.BUCKET, 0, self._worker, self._incarnation, version=offset, bulk=(part,))
+        try:
+            self.channel.send(Kind.BUCKET, 0, self._worker, self._incarnation, version=offset, bulk=(part,))
+        except ConnectionLost:
+            self.channel.stream.shutdown()
+            raise
 
     def answer(self, push_id: int) -> Frame:
         """The answer to a push; where memory is shared it has mostly been written there before we ask."""
         bell = self._bell
         if bell is not None and (bell.is_answered(push_id) or not bell.will_sleep(push_id)):
+            self._note_answer(push_id, bell.outcome, bell.version)
             self._refuse_fenced(bell.outcome)
             return Frame(Kind.ANSWER, bell.outcome, bell.flags, 0, 0, 0, 0, push_id, bell.version, 0)
         return self.frame(push_id)
 
     def frame(self, push_id: int) -> Frame:
         """The frame that answers `push_id`; on tcp its parameters lie in the arena when this returns."""
-        frame = self.channel.recv()
+        frame = self._recv()
         while frame.push_id < push_id and self.shares_memory:
-            frame = self.channel.recv()  # it was sent to wake us, and we were awake already
+            frame = self._recv()  # it was sent to wake us, and we were awake already
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
+        self._note_answer(push_id, frame.outcome, frame.version)
         self._refuse_fenced(frame.outcome)
         if not self.shares_memory and frame.outcome not in WITHOUT_PARAMETERS:
-            self.channel.recv_bulk(frame, self.into)
+            self._recv_bulk(frame, self.into)
             self.version = frame.version
+            self._note_read()
         return frame
+
+    def deliver(self, push_id: int, decisions: tuple[Decision, ...]) -> None:
+        """Bring decisions, and read nothing: parameters that come with the answer are thrown away."""
+        self.send(Kind.PULL, 0, push_id, encode(Carried(decisions)))
+        frame = self._wait_frame(push_id)
+        if not self.shares_memory:
+            self._recv_bulk(frame, memoryview(bytearray(frame.bulk_bytes)))
+
+    def _recv(self) -> Frame:
+        try:
+            return self.channel.recv()
+        except ProtocolError as error:  # damaged on the way, or replayed
+            raise ConnectionLost(f"ps:{self.index}: {error}") from error
+
+    def _recv_bulk(self, frame: Frame, into: memoryview) -> None:
+        try:
+            self.channel.recv_bulk(frame, into)
+        except ProtocolError as error:
+            raise ConnectionLost(f"ps:{self.index}: {error}") from error
+
+    def _note_answer(self, push_id: int, outcome: int, version: int) -> None:
+        if self._ledger is not None and self._awaits_push:
+            self._awaits_push = False
+            self._ledger.write(_ANSWER, outcome, self.index, self._incarnation, push_id, version, 0, self.lineage)
+
+    def _note_read(self) -> None:
+        if self._ledger is not None:
+            self._ledger.write(_PULL, 0, self.index, self._incarnation, 0, self.version, 0, self.lineage)
 
     def _refuse_fenced(self, outcome: int) -> None:
         if outcome == Outcome.FENCED:
-            raise Refused(f"worker:{self._worker} is fenced: ps:{self.index} has given it up or knows a newer one")
+            raise ConnectionLost(
+                f"worker:{self._worker} is fenced: ps:{self.index} has given it up, or knows a newer one"
+            )
 
     def read(self, push_id: int) -> None:
+        """The newest parameters into the arena; nothing to do on a lane where they came with the answer."""
+        if self._sequence is None:
+            return
+        while True:
+            try:
+                return self._read(push_id)
+            except ConnectionLost as error:
+                self.lost(error)
+
+    def _read(self, push_id: int) -> None:
         """On a lane that shares memory: copy the parameters into the arena, all from one version.
 
         The sequence number is odd while an update runs. What changed under the copy is copied again, and after a few
         tries the ps is asked to copy, under its lock, into the slot.
         """
-        if self._sequence is None or self._parameters is None:
-            return
+        assert self._sequence is not None and self._parameters is not None
         for _ in range(TORN_TRIES):
             before = self._sequence[0]
             if before & 1:
@@ -131,20 +290,32 @@ class Link:
             self.into[:] = self._parameters
             if self._sequence[0] == before:
                 self.version = before % ASSIGNMENT // 2
+                self._note_read()
                 return
         asked = push_id | OWN_ID  # a frame that was to wake us for the push itself may still be on its way
         self.send(Kind.PULL, Flag.INTO_SLOT, asked)
-        frame = self._wait(asked)
+        frame = self._wait_frame(asked)
         assert self.slot is not None
         self.into[:] = self.slot
         self.version = frame.version
+        self._note_read()
 
-    def _wait(self, push_id: int) -> Frame:
+    def _wait_frame(self, push_id: int) -> Frame:
+        """An answer that waits for nobody else."""
+        deadline = time.monotonic() + ASK_S
         while True:
             try:
-                return self.frame(push_id)
+                frame = self._recv()
+                while frame.push_id != push_id and self.shares_memory:
+                    frame = self._recv()
+                return frame
             except WaitTimeout:
-                continue
+                if time.monotonic() >= deadline:
+                    raise ConnectionLost(f"ps:{self.index} has not answered for {ASK_S:.0f} s") from None
 
     def close(self) -> None:
         self.channel.close()
+
+
+def _give_up(link: Link, error: ConnectionLost) -> None:
+    raise error

@@ -1,6 +1,6 @@
 """HOW long does a task wait, and what does it say meanwhile? Whom it waits for, now and then, until its deadline.
 
-Used by worker/client and worker/evaluator, one a wait. Must never wait itself: it is asked again by whoever does.
+Used by worker/client, entrance and kv, one a wait. Must never wait itself: it is asked again by whoever does.
 """
 
 import time
@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import WaitTimeout
 from paceline.telemetry.lines import waiting_line
+from paceline.wire.messages import Status
+from paceline.worker.identity import Identity
 
 SAY_EVERY_S = 10.0
 
@@ -24,11 +26,31 @@ class Patience:
         self._began = time.monotonic()
         self._next_s = first_after_s
 
-    def again(self, why: str) -> None:
-        waited_s = time.monotonic() - self._began
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def again(self, why: str, more: Sequence[str] = ()) -> None:
+        """Asked again after a while; `more` is said beside the names."""
+        waited_s = self.waited_s
         if waited_s > self._wait_s:
             raise WaitTimeout(f"gave up after {waited_s:.0f} s: {why}")
         if waited_s >= self._next_s:
             self._next_s = waited_s - waited_s % SAY_EVERY_S + SAY_EVERY_S
             for name in self.names:
                 self._say(waiting_line(name, waited_s))
+            for line in more:
+                self._say(line)
+
+
+def awaited(status: Status, me: Identity) -> tuple[list[str], list[str]]:
+    """Whom this worker waits for as ps:0 says, and what is known of them; nobody: for that ps itself."""
+    if status.lacks:
+        return [f"{status.lacks} more worker(s), as --min-workers asks"], []
+    names = [me.worker_devices[w] for w in status.waiting_for if w != me.worker]
+    more = []
+    for each in status.awaited:
+        if each.worker != me.worker:
+            ends = f"; evicted in {each.evicted_in_s:.0f} s" if each.evicted_in_s is not None else ""
+            more.append(f"{me.worker_devices[each.worker]} {each.does}, since {each.for_s:.0f} s{ends}")
+    return names, more

@@ -3,7 +3,7 @@
 Called by worker/context. The model and the optimizer come back as the same objects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,21 +11,23 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.errors import UsageError
+from paceline.telemetry.paths import RunPaths
 from paceline.views import NAMES, as_bytes, flat, shaped
 from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
-from paceline.worker.slots import WholeSlot, scatter
+from paceline.worker.restoring import Restored, find
+from paceline.worker.slots import COUNTERS, WholeSlot, scatter
 from paceline.worker.torch import Trainee
 from paceline.worker.torch_local import LocalTrainee
 from paceline.worker.torch_optimizer import convert
+from paceline.worker.torch_position import TorchOwn
 
 if TYPE_CHECKING:
     from paceline.worker.context import Context
 
-
-COUNTERS = ("step", "mu_product")  # optimizer state that is one number, whatever the shape of its parameter
+MAX_SEED = 1 << 31  # of the data's order
 
 
 def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
@@ -47,7 +49,8 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
             raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
         if not optimizers:
             raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
-        seed = _join(ctx, models[0], optimizers[0], sum(batch_size_of(x) for x in loaders[:1]))
+        ctx.progress.own = own = TorchOwn(optimizers[0], schedulers, ctx.say)
+        seed = _join(ctx, models[0], optimizers[0], sum(batch_size_of(x) for x in loaders[:1]), own)
     elif optimizers:
         raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
     else:
@@ -88,17 +91,18 @@ def _prepare_evaluator(
             optimizer.register_step_pre_hook(evaluator.refuse_step)
 
 
-def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int) -> int:
-    """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer."""
+def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int, own: TorchOwn) -> int:
+    """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer;
+    5. go on where this worker, or its predecessor, was."""
     assert ctx.assignment is not None
     trainee = _trainee(ctx, model, optimizer)  # 1
     client = trainee.connect(ctx.identity(), ctx.say)
     remote = _Remote(ctx, trainee)
     is_local = isinstance(trainee, LocalTrainee)
     has_memory = bool(optimizer.state) and not is_local
-    what_it_remembers = (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None
+    first = FirstValues(ctx, trainee, (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None)
     try:
-        started = client.join(trainee.spec, trainee.carried_block, what_it_remembers)  # 2
+        started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
     except BaseException:
         client.close()  # a worker that was refused has no context yet that would
         raise
@@ -113,8 +117,61 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
         convert(optimizer, remote)
     ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))
+    if started.position is not None:  # 5
+        own.load(started.position)
+        trainee.steps = started.position.steps
+        ctx.progress.resume(started.position)
     ctx.begin(trainee, batch_size)
+    if started.saves_next:
+        ctx.announced(started.global_step + 1, writes=ctx.is_chief)
     return started.seed
+
+
+class FirstValues:
+    """What the chief initialises the ps with: its model, or with --resume a checkpoint."""
+
+    def __init__(self, ctx: "Context", trainee: Trainee, what_it_remembers: Callable[[], None]) -> None:
+        self._ctx = ctx
+        self._trainee = trainee
+        self._what_it_remembers = what_it_remembers
+        self._restored: Restored | None = None
+        self._is_looked_for = False
+
+    def init(self, index: int) -> m.Init:
+        """Called for every ps that has no values yet, before those of the arena are sent."""
+        if not self._is_looked_for:
+            self._is_looked_for = True
+            self._look()
+        if self._restored is not None:
+            return self._restored.init(index, self._ctx.num_workers)
+        return m.Init(seed=torch.initial_seed() % MAX_SEED)  # a script that seeds torch sees the same order again
+
+    def _look(self) -> None:
+        ctx, trainee = self._ctx, self._trainee
+        assert ctx.assignment is not None
+        settings = ctx.assignment.settings
+        folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
+        loaded = find(settings.resume, folder, ctx.say)
+        if loaded is None:
+            return
+        is_local = isinstance(trainee, LocalTrainee)
+        self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, is_local)
+        restored.lay_out(trainee.arena.memory)
+        trainee.take_carried(bytearray(restored.carried_block()))
+        ctx.resumed_from = loaded.path
+        state = loaded.state
+        ctx.say(f"Resuming from {loaded.path}: global step {state.global_step}, written in mode {state.mode}")
+        if not restored.has_slots:
+            ctx.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
+
+    def send_rest(self) -> None:
+        """After every ps has its parameters: what the optimizer remembers, and averages."""
+        if self._restored is None:
+            self._what_it_remembers()
+        else:
+            links = self._trainee.client.links
+            self._restored.send_rest(links)
+            self._restored.send_buffers(links[0], self._ctx.num_workers)
 
 
 def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer) -> Trainee:
@@ -149,7 +206,9 @@ def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, tra
     if not trains:
         return note_epochs(shared, ctx.clock.epoch)
     ctx.training_loader = shared
-    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count))
+    if isinstance(ctx.progress.own, TorchOwn):
+        ctx.progress.own.follow(shared)
+    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count), ctx.progress)
 
 
 class _Remote:
@@ -163,6 +222,9 @@ class _Remote:
         self._trainee.step()
         self._ctx.stepped()
 
+    def before_zeroing(self) -> None:
+        self._trainee.before_zeroing()
+
     def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """torch's shape of state: gathered from the ps for the moment of the call."""
         trained, tensors = self._trainee.layout.trained, self._trainee.tensors
@@ -170,6 +232,7 @@ class _Remote:
             spec = trained[tensor]
             state = optimizer.state[tensors[spec.name]]
             named.pop(m.MASTER, None)  # torch knows no wider copy of a parameter
+            named.pop(m.WIDE_AVERAGE, None)
             for name, whole in named.items():
                 vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
                 state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)

@@ -1,64 +1,90 @@
-"""WHAT goes into a checkpoint? The ps' parameters, carried tensors and optimizer state, whole again.
+"""WHAT goes into a checkpoint? The ps' parameters, carried tensors and optimizer state, whole again, and who was where.
 
-Called by ctx.save and by the worker that ends last. No framework: bytes from the ps go into files.
+Called by worker/saver with the connections that fetch the copies. No framework: bytes from the ps go into files.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from paceline.checkpoint.store import Entry, State, in_c_order, write
+from paceline.checkpoint.state import ShardState, State
+from paceline.checkpoint.store import write
+from paceline.checkpoint.tensors import Entry, in_c_order
+from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.version import VERSION
 from paceline.wire import messages as m
-from paceline.worker.client import Client
-from paceline.worker.slots import gather
+from paceline.worker.restoring import buffers_name, worker_states
+from paceline.worker.slots import assemble, limit_of
 
 
-class Saved(Protocol):
-    """What is saved: any framework's trainee."""
+class Source(Protocol):
+    """One ps, as whoever saves sees it."""
 
-    layout: Layout
-    plan: Plan
-    client: Client
-    spec: m.OptimizerSpec
+    index: int
+
+    def fetch(self, what: str, limit_bytes: int, worker: int | None = None) -> tuple[m.Fetched, bytearray]: ...
 
 
-def save(trainee: Saved, folder: Path, run_id: str, mode: str, has_averages: bool = False) -> Path:
-    """Fetch everything and write checkpoints/step-N."""
-    layout, links = trainee.layout, trainee.client.links
-    model, version = _fetch(trainee, "parameters")
-    averages = _fetch(trainee, "ema")[0] if has_averages else None
-    _, carried = links[0].ask_bulk(m.Fetch("carried"), layout.carried_bytes)
+def save(
+    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], folder: Path, run_id: str,
+    num_workers: int,
+) -> tuple[Path, int]:  # fmt: skip
+    """Fetch every copy and write checkpoints/step-N; returns it, and how many bytes its tensors have."""
+    model = _fetch(sources, layout, plan, "parameters")
+    averages = _fetch(sources, layout, plan, "ema") if copies[0].has_averages else None
+    _, carried = sources[0].fetch("carried", layout.carried_bytes)
     for spec, offset in zip(layout.carried, layout.carried_offsets, strict=True):
         model[spec.name] = in_c_order(spec, memoryview(carried)[offset:])
+    states, own = worker_states(copies[0].positions)
+    for worker in copies[0].buffers_of:
+        _, block = sources[0].fetch("carried", layout.carried_bytes, worker)
+        own[buffers_name(worker)] = Entry("uint8", (len(block),), bytes(block))
+    optimizer = _optimizer(sources, layout, plan)
+    first = copies[0]
+    assert first.optimizer is not None
+    state = State(
+        run_id=run_id,
+        global_step=first.round,
+        mode=first.spec or ModeSpec(),
+        optimizer=first.optimizer.name,
+        groups=[dict(group) for group in first.optimizer.groups],
+        paceline=VERSION,
+        turn=first.turn,
+        lineage=first.lineage,
+        seed=first.seed,
+        num_ps=plan.num_ps,
+        num_workers=num_workers,
+        shards=[ShardState(index=i, version=c.version, applied=c.applied) for i, c in enumerate(copies)],
+        workers=states,
+    )
+    tensors = [*model.values(), *optimizer.values(), *(averages or {}).values()]
+    return write(folder, model, optimizer, state, averages, own or None), sum(t.size_bytes for t in tensors)
+
+
+def _optimizer(sources: Sequence[Source], layout: Layout, plan: Plan) -> dict[str, Entry]:
+    fetched = [source.fetch("slots", limit_of(plan.shard_bytes[source.index])) for source in sources]
     optimizer = {}
-    for tensor, named in gather(links, layout).items():
+    for tensor, named in sorted(assemble(fetched, layout).items()):
         spec = layout.trained[tensor]
         for slot, whole in named.items():
             entry = Entry(whole.dtype, (), bytes(whole.data))
             if not whole.is_scalar:
                 entry = in_c_order(msgspec.structs.replace(spec, dtype=whole.dtype), memoryview(whole.data))
             optimizer[f"{spec.name}.{slot}"] = entry
-    groups: list[dict[str, object]] = [dict(g) for g in trainee.spec.groups]
-    state = State(run_id, version, mode, trainee.spec.name, groups, VERSION)
-    return write(folder, model, optimizer, state, averages)
+    return optimizer
 
 
-def _fetch(trainee: Saved, what: str) -> tuple[dict[str, Entry], int]:
-    """All trained tensors, or their averages, and the global step they are of."""
-    plan, links = trainee.plan, trainee.client.links
+def _fetch(sources: Sequence[Source], layout: Layout, plan: Plan, what: str) -> dict[str, Entry]:
+    """All trained tensors, or their averages."""
     arena = Arena.private(plan.total_bytes).memory
-    version = 0
-    for link in links:
-        base = plan.base(link.index)
-        reply, block = link.ask_bulk(m.Fetch(what), link.into.nbytes)
-        arena[base : base + link.into.nbytes] = block
-        if link.index == 0 and isinstance(reply, m.Fetched):
-            version = reply.version
+    for source in sources:
+        base, size = plan.base(source.index), plan.shard_bytes[source.index]
+        _, block = source.fetch(what, size)
+        arena[base : base + size] = block
     offsets = plan.tensor_offsets()
-    tensors = enumerate(trainee.layout.trained)
-    return {s.name: in_c_order(s, arena[offsets.get(i, 0) :]) for i, s in tensors}, version
+    return {s.name: in_c_order(s, arena[offsets.get(i, 0) :]) for i, s in enumerate(layout.trained)}

@@ -4,14 +4,17 @@ Used by worker/torch's optimizer.state_dict() and load_state_dict(), and by chec
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from paceline.errors import ProtocolError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
+from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.worker.link import Link
 
 MAX_SLOTS = 8  # state tensors a parameter, more than any torch optimizer has
+COUNTERS = ("step", "mu_product")  # optimizer state that is one number, whatever the shape of its parameter
 
 
 class WholeSlot:
@@ -28,12 +31,24 @@ Slots = dict[int, dict[str, WholeSlot]]  # trained tensor -> slot name -> value
 
 def gather(links: Sequence[Link], layout: Layout) -> Slots:
     """All optimizer state of the cluster, tensor by tensor."""
-    slots: Slots = {}
+    fetched = []
     for link in links:
-        limit = MAX_SLOTS * 2 * link.into.nbytes + (1 << 20)
-        reply, block = link.ask_bulk(m.Fetch("slots"), limit)
+        reply, block = link.ask_bulk(m.Fetch("slots"), limit_of(link.into.nbytes))
         if not isinstance(reply, m.Fetched):
             raise ProtocolError("a ps did not answer Fetch")
+        fetched.append((reply, block))
+    return assemble(fetched, layout)
+
+
+def limit_of(shard_bytes: int) -> int:
+    """How many bytes of optimizer state a shard of that size can have."""
+    return MAX_SLOTS * 2 * shard_bytes + (1 << 20)
+
+
+def assemble(fetched: Sequence[tuple[m.Fetched, bytearray]], layout: Layout) -> Slots:
+    """The state of every tensor, from what each ps has sent."""
+    slots: Slots = {}
+    for reply, block in fetched:
         for entry in reply.slots:
             spec = layout.trained[entry.tensor]
             size = entry.size_bytes if entry.is_scalar else spec.numel * ITEM_BYTES[entry.dtype]
@@ -44,9 +59,18 @@ def gather(links: Sequence[Link], layout: Layout) -> Slots:
     return slots
 
 
-def scatter(links: Sequence[Link], plan: Plan, slots: Mapping[int, Mapping[str, WholeSlot]]) -> None:
+class Asked(Protocol):
+    """One ps that can be asked."""
+
+    index: int
+
+    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply: ...
+
+
+def scatter(links: Sequence[Asked], plan: Plan, slots: Mapping[int, Mapping[str, WholeSlot]]) -> None:
     """The other way: each ps gets the pieces that it owns."""
-    for link, pieces in zip(links, plan.shards, strict=True):
+    for link in links:
+        pieces = plan.shards[link.index]
         entries: list[m.SlotEntry] = []
         block = bytearray()
         for piece in pieces:

@@ -21,9 +21,11 @@ from paceline.params.arena import Arena
 from paceline.params.layout import TensorSpec
 from paceline.params.placement import Plan, place
 from paceline.views import DTYPES, flat, shaped
-from paceline.wire.frames import Outcome
+from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
+from paceline.worker.injection import Injection
+from paceline.worker.position import Progress
 from paceline.worker.slots import Slots, gather
 from paceline.worker.slowness import Slowness
 from paceline.worker.torch_copies import copies_stand_alone, readers_see_the_newest
@@ -63,6 +65,7 @@ class Trainee:
         self._holds_averages = False
         self._refreshes_later = False
         self.slowness: Slowness | None = None
+        self.injection: Injection | None = None
         self.steps = 0
         self.pushes = 0
         self.wants_ticket = False
@@ -76,6 +79,8 @@ class Trainee:
         self.own_weight: float | None = None  # what the script says instead
         self._weight = 0.0
         self._sent_weight: float | None = 0.0
+        self.progress = Progress(0)  # the context's own, once it has begun
+        self.on_save: Callable[[int, bool], None] = lambda version, writes: None
 
     def make_spec(self) -> OptimizerSpec:
         """What the ps shall run."""
@@ -116,6 +121,13 @@ class Trainee:
                 )
         return bytes(block)
 
+    def parameters_of(self, index: int) -> memoryview:
+        """What this worker has of one shard."""
+        if self._on_device is not None:
+            flat(self.arena.memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
+        base = self.plan.base(index)
+        return self.arena.memory[base : base + self.plan.shard_bytes[index]]
+
     def take_carried(self, block: bytearray) -> None:
         """The chief's frozen parameters and buffers, at the start."""
         with torch.no_grad():
@@ -135,11 +147,14 @@ class Trainee:
         self._me = me
         self._say = say
         self.client = Client(me, self.layout, self.plan, self.arena.memory, say)
+        self.client.optimizer = lambda: self.spec
+        self.client.weight = lambda: self._weight
         return self.client
 
     def joined(self, on_load: Callable[[], None]) -> None:
         """After the client has joined: views on the slots, parameters from the ps, hooks on the model."""
-        self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.device, self._me.wire)
+        self._find_slots()
+        self.client.on_slots, self.client.on_return = self._find_slots, self.refresh
         self._overlap = self._make_overlap()
         self.mirror()
         before_forward = torch._dynamo.disable(self._before_forward)  # type: ignore[no-untyped-call]
@@ -150,6 +165,10 @@ class Trainee:
         ]
         copies_stand_alone(self.model, hooks, self.settle)
         readers_see_the_newest(self.model, self.settle)
+
+    def _find_slots(self) -> None:
+        """Where gradients go; a ps that was connected to again has another slot."""
+        self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.device, self._me.wire)
 
     def _make_overlap(self) -> Overlap | None:
         if not self._me.overlaps:
@@ -178,6 +197,15 @@ class Trainee:
         self._check_anchor()
         if self.slowness is not None:
             self.slowness.hold_back()
+        if self.injection is not None:
+            self.injection.before_push(self.steps + 1, self._spoil)
+
+    def _spoil(self) -> None:
+        """--chaos nan: one element of the gradient is none."""
+        gradient = next((p.grad for p in self.parameters if p.grad is not None and p.grad.numel()), None)
+        if gradient is not None:
+            with torch.no_grad():
+                gradient[(0,) * gradient.dim()] = float("nan")
 
     def newest_step(self) -> int:
         """The global step with this worker's own push in it, without waiting for the answer to that push."""
@@ -194,8 +222,9 @@ class Trainee:
         if self._overlap is not None and is_finite:
             self._overlap.flush(gradients)
         self.has_ticket = False
-        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent)
+        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, self._outgoing.again)
         self.pushes += 1
+        self.progress.pushed()
         if not self.is_lazy:
             self.settle()
             if self.pushes == EAGER_STEPS and self._hook_fired:
@@ -208,11 +237,14 @@ class Trainee:
             return
         began = time.perf_counter() if self.slowness is not None else 0.0
         taken = self.client.take()
+        self._outgoing.forget()
         self.mirror()
         if self.slowness is not None:
             self.slowness.waited(time.perf_counter() - began)
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome
+        if taken.flags & Flag.SAVE:
+            self.on_save(taken.version + 1, bool(taken.flags & Flag.WRITES))
         if taken.outcome in (Outcome.DISCARDED, Outcome.NOT_FINITE):
             self.discarded += 1
 
@@ -229,6 +261,11 @@ class Trainee:
         self.mirror()
         if self._overlap is not None:
             self._overlap.forget()
+
+    def before_zeroing(self) -> None:
+        """Gradients are about to be cleared in place: what was sent from where it lies may be needed once more."""
+        if self._outgoing.direct:
+            self.settle()
 
     def forget_steps(self) -> None:
         """New parameters come from outside: what this worker did to its own since the last pull is gone."""

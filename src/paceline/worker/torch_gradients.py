@@ -1,6 +1,7 @@
 """HOW does a gradient leave? Into the slot that ps and worker share, or onto the wire from where it lies.
 
-Used by worker/torch, one a model, after the client has joined. Must never keep a gradient: autograd owns them.
+Used by worker/torch, one a model, after the client has joined. Autograd owns gradients: those that are sent from where
+they lie are held only until the answer is here, in case they must be sent once more.
 """
 
 import math
@@ -51,6 +52,9 @@ class Outgoing:
         self._payloads: list[Sequence[Buffer]] = [
             () if link.shares_memory or slot is None else (slot,) for link, slot in zip(links, self.slots, strict=True)
         ]
+        self._last: list[
+            tuple[torch.Tensor | None, int]
+        ] = []  # what was sent as it lay, and autograd's count of changes
         self._every = [view for _, view in self._whole]
         self._order = [index for index, _ in self._whole]
 
@@ -77,12 +81,26 @@ class Outgoing:
         self._copy(gradients, has_gaps)
         if not self.direct:
             return self._payloads, self._looks_finite(self._sums)
+        self._last = [(g, g._version if g is not None else 0) for g in gradients]
         payloads = list(self._payloads)
         for shard in self.direct if not sent else ():
             payloads[shard] = self._buffers(shard, gradients)
         return payloads, self._looks_finite(
             [*self._sums, *(g for i in self._sent_as_is if (g := gradients[i]) is not None)]
         )
+
+    def again(self, shard: int) -> Sequence[Buffer] | None:
+        """What the last push carried to this shard, bit for bit; None: a gradient was changed since."""
+        if shard not in self.direct:
+            return self._payloads[shard]
+        if not self._last or any(g is not None and g._version != version for g, version in self._last):
+            return None
+        return self._buffers(shard, [g for g, _ in self._last])
+
+    def forget(self) -> None:
+        """The answer is here: nothing will be sent again."""
+        if self._last:
+            self._last = []
 
     def _looks_finite(self, vectors: Sequence[torch.Tensor]) -> bool:
         """One sum finds a NaN or an infinity for a thirtieth of the price of isfinite."""

@@ -25,6 +25,8 @@ class Remote(Protocol):
 
     def load_slots(self, optimizer: torch.optim.Optimizer) -> None: ...
 
+    def before_zeroing(self) -> None: ...
+
 
 def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
     """Change the optimizer in place: same object, same groups, `step` goes to the ps."""
@@ -47,6 +49,11 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         remote.load_slots(self)
         self.state.clear()
 
+    def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            remote.before_zeroing()
+        base.zero_grad(self, set_to_none)
+
     def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         raise UsageError(
             "add_param_group after prepare: the ps have laid out what they train by now. Give the optimizer all its "
@@ -67,6 +74,7 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         "step": either,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,
+        "zero_grad": zero_grad,
         "add_param_group": add_param_group,
         "__module__": base.__module__,
     }

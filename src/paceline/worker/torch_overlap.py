@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from paceline.errors import UsageError
+from paceline.errors import ConnectionLost, UsageError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.views import as_bytes
@@ -36,7 +36,7 @@ class Overlap:
         self._layout = layout
         self._outgoing = outgoing
         self._owners = [[(s, p) for s, p in plan.owners(t) if s in self.shards] for t in range(len(parameters))]
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._sent: dict[int, tuple[torch.Tensor, int, int]] = {}  # the gradient, its version, on which connections
         self._queue: queue.SimpleQueue[tuple[int, torch.Tensor] | threading.Event | None] = queue.SimpleQueue()
         self._error: Exception | None = None
         if self.shards:
@@ -52,8 +52,12 @@ class Overlap:
             self._hand_over(index, parameter.grad)
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> None:
-        self._sent[index] = (gradient, gradient._version)
+        self._sent[index] = (gradient, gradient._version, self._connections())
         self._queue.put((index, gradient))
+
+    def _connections(self) -> int:
+        """Grows whenever a ps was connected to again: what lay in its slot there is to be sent again."""
+        return sum(self._links[shard].connections for shard in self.shards)
 
     def flush(self, gradients: Gradients) -> None:
         """Before the push: send what was not sent, or was changed since; then wait until all has left."""
@@ -62,8 +66,8 @@ class Overlap:
         _refuse_scaler()
         for index, gradient in enumerate(gradients):
             if gradient is not None and self._owners[index]:
-                sent, version = self._sent.get(index, (None, 0))
-                if sent is not gradient or version != gradient._version:
+                sent, version, connections = self._sent.get(index, (None, 0, 0))
+                if sent is not gradient or version != gradient._version or connections != self._connections():
                     self._hand_over(index, gradient)
         all_left = threading.Event()
         self._queue.put(all_left)
@@ -86,6 +90,8 @@ class Overlap:
             elif self._error is None:
                 try:
                     self._send(*item)
+                except ConnectionLost:
+                    continue  # the push that follows meets the same end, and is sent again as a whole
                 except Exception as error:  # the thread that trains hears of it at its next step
                     self._error = error
 

@@ -1,0 +1,166 @@
+"""HOW does a worker get in, and in again? Connecting, joining, starting; after a lost connection all of it once more.
+
+Used by worker/client. No framework; it moves no gradients. What happens when a connection ends:
+
+1. connect again, now and then, until the deadline, and join as the same incarnation: the push that was not answered
+   is sent again by the client, with the same id, and counts once;
+2. at ps:0 also ask for the mode that holds, which may have changed meanwhile;
+3. if this incarnation was evicted (fenced), come back to every ps as a newer one: what was not answered is void.
+"""
+
+import time
+from collections.abc import Callable
+
+from paceline.errors import AuthenticationError, ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
+from paceline.transport.channel import Channel
+from paceline.wire import messages as m
+from paceline.worker.identity import Identity
+from paceline.worker.link import FencedOff, Link
+from paceline.worker.patience import Patience
+from paceline.worker.watch import Watch
+
+RETRY_S = 0.1
+SLOWEST_RETRY_S = 1.0
+PS_0 = "/job:ps/replica:0/task:0"
+TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  # of a ps that we have known
+
+
+class Entrance:
+    """One worker's way in. `links` grows while it joins for the first time; `incarnation` after an eviction."""
+
+    def __init__(
+        self,
+        me: Identity,
+        connect: Callable[[str, str, bytes], Channel],
+        join: Callable[[int], m.Join],
+        say: Callable[[str], None],
+    ) -> None:
+        self.incarnation = me.incarnation
+        self.links: list[Link] = []
+        self.is_started = False
+        self.on_empty: Callable[[Link, m.Joined], None] = _refuse_empty  # a ps came back without its memory
+        self.watch = Watch(lambda: self._connect_to(0), me.worker, me.lease_s)
+        self._me = me
+        self._connect = connect
+        self._join = join
+        self._say = say
+
+    # --- the first time ---------------------------------------------------------------------------------------
+
+    def connect(self, index: int) -> Channel:
+        """A connection to this ps, in any start order."""
+        waiting = Patience(self._me.wait_s, [device(index)], self._say)
+        while True:
+            try:
+                return self._connect_to(index)
+            except ConnectionLost as error:
+                waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} did not answer ({error})")
+                time.sleep(RETRY_S)  # between attempts to connect: nobody can wake us
+
+    def enter(self, link: Link) -> m.Joined:
+        """Join for the first time, on the connection that the link has."""
+        self.links.append(link)
+        try:
+            return link.join(self._join(self.incarnation))
+        except FencedOff as fenced:
+            self._come_back(fenced.incarnation)
+        except ConnectionLost as error:
+            self.again(link, error)
+        assert link.joined is not None
+        return link.joined
+
+    def start(self) -> m.Started:
+        """Wait until everybody is there; raises ConnectionLost like any other question."""
+        link = self.links[0]
+        link.channel.say(m.Start())
+        waiting: Patience | None = None
+        while True:
+            try:
+                reply = m.decode(link.channel.recv_cold().tail)
+                break
+            except WaitTimeout:
+                status = self.watch.status()
+                missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
+                waiting = waiting or Patience(self._me.wait_s, missing or [PS_0], self._say)
+                waiting.names = missing or [PS_0]
+                waiting.again(f"{', '.join(waiting.names)} did not join")
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        if not isinstance(reply, m.Started):
+            raise ProtocolError(f"ps:0 answered Start with {type(reply).__name__}")
+        self.is_started = True
+        return reply
+
+    # --- again ------------------------------------------------------------------------------------------------
+
+    def again(self, link: Link, error: ClusterError, limit_s: float | None = None) -> m.Started | None:
+        """The connection to this ps ended: make it again and join. From ps:0, and after coming back as a newer
+        incarnation, what it says of the run comes back."""
+        waiting = Patience(self._me.wait_s if limit_s is None else limit_s, [device(link.index)], self._say)
+        pause_s = 0.0
+        while True:
+            waiting.again(f"{device(link.index)} at {self._me.ps_addresses[link.index]} went away ({error})")
+            time.sleep(pause_s)  # between attempts to connect: nobody can wake us
+            pause_s = min(SLOWEST_RETRY_S, 2 * pause_s or RETRY_S)
+            try:
+                return self._join_again(link)
+            except FencedOff as fenced:
+                return self._come_back(fenced.incarnation)
+            except TRANSIENT as lost:
+                error = lost
+
+    def _join_again(self, link: Link) -> m.Started | None:
+        joined = link.rejoin(self._connect_to(link.index, link.channel.lane), self._join(self.incarnation))  # 1
+        if self.is_started and not joined.is_initialised:
+            self.on_empty(link, joined)
+        if link.index or not self.is_started:
+            return None
+        self.watch.attach(self.incarnation)
+        return self.start()  # 2
+
+    def _come_back(self, known: int) -> m.Started | None:
+        """3. To all ps, ps:0 last: from its answer on the rounds count on this worker."""
+        while True:
+            self.incarnation = known + 1
+            self._say(f"paceline: worker:{self._me.worker} was given up, and comes back")
+            try:
+                started = None
+                for link in sorted(self.links, key=lambda each: -each.index):
+                    started = self._in_at_last(link)
+                return started
+            except FencedOff as fenced:
+                known = fenced.incarnation
+
+    def _in_at_last(self, link: Link) -> m.Started | None:
+        waiting = Patience(self._me.wait_s, [device(link.index)], self._say)
+        while True:
+            try:
+                return self._join_again(link)
+            except TRANSIENT as error:
+                waiting.again(f"{device(link.index)} at {self._me.ps_addresses[link.index]} went away ({error})")
+                time.sleep(RETRY_S)
+
+    def _connect_to(self, index: int, lane: str | None = None) -> Channel:
+        address = self._me.ps_addresses[index]
+        if lane is None:
+            lane = next((link.channel.lane for link in self.links if link.index == index), self._me.lane)
+        channel = self._connect(address, lane, self._me.secret)
+        channel.stream.name = f"ps:{index} at {address} (its log says why)"
+        return channel
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.watch.close()
+
+
+def device(index: int) -> str:
+    """
+    >>> device(1)
+    '/job:ps/replica:0/task:1'
+    """
+    return f"/job:ps/replica:0/task:{index}"
+
+
+def _refuse_empty(link: Link, joined: m.Joined) -> None:
+    raise Refused(f"ps:{link.index} was started again and has lost its memory: there is nothing to go on with")

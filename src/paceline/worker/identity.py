@@ -1,0 +1,33 @@
+"""WHO is this worker, and where is its cluster? One frozen value, made by worker/context from flags and addresses.
+
+Read by worker/client, entrance, evaluator and saver. Printing it leaves the secret out.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.modes.spec import ModeSpec
+from paceline.transport.faulty import Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this worker is, and where its cluster is."""
+
+    job: str
+    worker: int
+    incarnation: int
+    run_id: str
+    is_chief: bool
+    spec: ModeSpec
+    ps_addresses: tuple[str, ...]
+    worker_devices: tuple[str, ...]
+    placement: str
+    lane: str
+    wire: str
+    overlaps: bool
+    secret: bytes = field(repr=False)
+    lease_s: float
+    wait_s: float
+    trouble: Trouble | None = None  # what --chaos does to its connections
+    ledger: Path | None = None  # where to write down what is pushed, answered and read

@@ -1,0 +1,243 @@
+"""HOW does a checkpoint become a cluster again? Its tensors laid out as this model and these ps want them.
+
+Called by the chief before it initialises the ps, and when a ps came back without its memory. No framework: bytes.
+Independent of how many ps and workers wrote it. Refuses, with a list of what differs, what is not this model's.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceline.checkpoint import read
+from paceline.checkpoint.read import Loaded
+from paceline.checkpoint.state import State, WorkerState
+from paceline.checkpoint.tensors import RAW, Entry
+from paceline.errors import Refused, UsageError
+from paceline.params.arena import Arena
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.placement import Plan
+from paceline.wire import messages as m
+from paceline.worker.slots import COUNTERS, Asked, Slots, WholeSlot, scatter
+
+AUTO, NONE = "auto", "none"
+RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch"
+
+
+def find(resume: str, checkpoints: Path | None, say: Callable[[str], None]) -> Loaded | None:
+    """What `--resume` means: auto is the newest whole checkpoint of the run folder, or none; a path must be one."""
+    if resume == NONE:
+        return None
+    if resume == AUTO:
+        if checkpoints is None:
+            raise UsageError("--resume auto looks into the run folder, and this run has none: give --run-dir.")
+        found = read.load_newest(checkpoints, say)
+        if found is None:
+            say(f"Nothing to resume in {checkpoints}: training starts at step 0")
+        return found
+    path = Path(resume)
+    if not path.is_dir():
+        raise UsageError(f"--resume {resume}: there is no such folder; give a checkpoint, a run folder, auto or none.")
+    if (path / "MANIFEST.json").exists():
+        return read.load(path)
+    inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = read.load_newest(inside, say)
+    if found is None:
+        raise UsageError(f"--resume {resume}: there is no whole checkpoint in {inside}.")
+    return found
+
+
+class Restored:
+    """One checkpoint, for this model and these ps."""
+
+    def __init__(self, loaded: Loaded, layout: Layout, plan: Plan, optimizer: str, is_local: bool) -> None:
+        self.state = loaded.state
+        self.path = loaded.path
+        self._loaded = loaded
+        self._layout = layout
+        self._plan = plan
+        self._arena: memoryview | None = None
+        _refuse_other_model(loaded, layout)
+        was_local = loaded.state.mode.name == "local"
+        self.has_slots = was_local == is_local
+        if self.has_slots and loaded.state.optimizer != optimizer:
+            raise Refused(
+                f"the checkpoint {loaded.path} was written by {loaded.state.optimizer}, and this script's optimizer is "
+                f"{optimizer}: their states have nothing to do with each other"
+            )
+
+    def lay_out(self, arena: memoryview) -> None:
+        """The trained parameters, shard after shard."""
+        self._lay_out(arena, self._loaded.model)
+
+    def _lay_out(self, arena: memoryview, tensors: dict[str, Entry]) -> None:
+        offsets = self._plan.tensor_offsets()
+        for index, spec in enumerate(self._layout.trained):
+            if spec.numel:
+                offset = offsets[index]
+                arena[offset : offset + spec.size_bytes] = in_storage_order(spec, tensors[spec.name])
+
+    def carried_block(self) -> bytes:
+        """Frozen parameters and buffers, one after the other."""
+        block = bytearray(self._layout.carried_bytes)
+        for spec, offset in zip(self._layout.carried, self._layout.carried_offsets, strict=True):
+            block[offset : offset + spec.size_bytes] = in_storage_order(spec, self._loaded.model[spec.name])
+        return bytes(block)
+
+    def send_buffers(self, link: Asked, num_workers: int) -> None:
+        """To ps:0: carried tensors of workers that have their own, such as running means."""
+        for worker in range(1, num_workers if num_workers == self.state.num_workers else 0):
+            entry = (self._loaded.workers or {}).get(buffers_name(worker))
+            if entry is not None and entry.size_bytes == self._layout.carried_bytes:
+                link.ask(m.Assign("carried", worker=worker), bulk=[entry.data])
+
+    def parameters_of(self, index: int) -> memoryview:
+        """One shard's."""
+        if self._arena is None:
+            self._arena = Arena.private(self._plan.total_bytes).memory
+            self.lay_out(self._arena)
+        base = self._plan.base(index)
+        return self._arena[base : base + self._plan.shard_bytes[index]]
+
+    def send_rest(self, wanted: Sequence[Asked]) -> None:
+        """After the parameters: averages, then optimizer state and masters."""
+        if self._loaded.averages is not None:
+            arena = Arena.private(self._plan.total_bytes).memory
+            self._lay_out(arena, self._loaded.averages)
+            for link in wanted:
+                base = self._plan.base(link.index)
+                part = arena[base : base + self._plan.shard_bytes[link.index]]
+                link.ask(m.Assign("ema"), bulk=[part] if part.nbytes else [])
+        slots = self._slots()
+        if self.has_slots and slots:
+            scatter(wanted, self._plan, slots)
+
+    def _slots(self) -> Slots:
+        slots: Slots = {}
+        numbers = {spec.name: index for index, spec in enumerate(self._layout.trained)}
+        for name, entry in self._loaded.optimizer.items():
+            tensor, _, slot = name.rpartition(".")
+            index = numbers.get(tensor)
+            if index is None:
+                continue  # it was trained, and is frozen now
+            spec = self._layout.trained[index]
+            is_scalar = entry.shape == () and (spec.shape != () or slot in COUNTERS)
+            like = TensorSpec(spec.name, spec.shape, spec.stride, entry.dtype, spec.group)
+            if not is_scalar and entry.shape != spec.shape:
+                raise Refused(f"the checkpoint {self.path} has {name} as {list(entry.shape)}, not {list(spec.shape)}")
+            data = bytearray(entry.data) if is_scalar else bytearray(in_storage_order(like, entry))
+            slots.setdefault(index, {})[slot] = WholeSlot(entry.dtype, is_scalar, data)
+        return slots
+
+    def init(self, index: int, num_workers: int) -> m.Init:
+        """What a ps is told with its first values."""
+        state = self.state
+        told = m.Init(state.global_step, state.lineage + 1)
+        if index != 0:
+            return told
+        return m.Init(told.version, told.lineage, state.seed, positions(self._loaded, num_workers))
+
+
+def buffers_name(worker: int) -> str:
+    """Of workers.safetensors.
+
+    >>> buffers_name(1)
+    '1.carried'
+    """
+    return f"{worker}.carried"
+
+
+def in_storage_order(spec: TensorSpec, entry: Entry) -> memoryview | bytes:
+    """The bytes of a tensor in C order, as its own strides lay them in memory."""
+    if spec.numel == 0:
+        return b""
+    contiguous, expected = 1, []
+    for extent in reversed(spec.shape):
+        expected.append(contiguous)
+        contiguous *= extent
+    if tuple(reversed(expected)) == spec.stride:
+        return memoryview(entry.data).cast("B")
+    item = ITEM_BYTES[spec.dtype]
+    values = np.frombuffer(entry.data, dtype=RAW[item]).reshape(spec.shape)
+    flat = np.empty(spec.numel, dtype=RAW[item])
+    np.lib.stride_tricks.as_strided(flat, spec.shape, tuple(s * item for s in spec.stride))[...] = values
+    return flat.tobytes()
+
+
+def _refuse_other_model(loaded: Loaded, layout: Layout) -> None:
+    lines = []
+    for spec in layout.tensors:
+        entry = loaded.model.get(spec.name)
+        if entry is None:
+            lines.append(f"- {spec.name}: not in the checkpoint")
+        elif (entry.dtype, entry.shape) != (spec.dtype, spec.shape):
+            there = f"{entry.dtype}{list(entry.shape)}"
+            lines.append(f"~ {spec.name}: here {spec.dtype}{list(spec.shape)}, in the checkpoint {there}")
+    known = {spec.name for spec in layout.tensors}
+    lines += [f"+ {name}: only in the checkpoint" for name in loaded.model if name not in known]
+    if lines:
+        raise Refused(f"the checkpoint {loaded.path} is of another model:\n" + "\n".join(sorted(lines)))
+
+
+def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:
+    """Where each worker goes on. With another number of workers nobody is where it was: all go on in the epoch of the
+    one that is least far, at the batch that as many batches together make."""
+    state = loaded.state
+    if state.num_workers == num_workers:
+        return [_position(worker, loaded) for worker in state.workers if worker.index < num_workers]
+    return shared_out(state, num_workers)
+
+
+def shared_out(state: State, num_workers: int) -> list[m.Position]:
+    """The positions of so many workers, where another number of them was."""
+    if not state.workers:
+        return []
+    behind = min(state.workers, key=lambda w: (w.epoch, w.passes, w.batch))
+    same = [w for w in state.workers if (w.epoch, w.passes) == (behind.epoch, behind.passes)]
+    taken = sum(w.batch for w in same) + sum(
+        behind.batch for w in state.workers if (w.epoch, w.passes) != (behind.epoch, behind.passes)
+    )
+    steps = sum(w.steps for w in state.workers) // num_workers
+    chief = state.worker(0) or behind
+    return [
+        m.Position(
+            index, 0, behind.epoch, behind.passes, taken // num_workers, steps,
+            schedulers=chief.schedulers, groups=chief.groups,
+        )
+        for index in range(num_workers)
+    ]  # fmt: skip
+
+
+def _position(worker: WorkerState, loaded: Loaded) -> m.Position:
+    states = loaded.workers or {}
+
+    def of(kind: str) -> dict[str, bytes]:
+        prefix = f"{worker.index}.{kind}."
+        return {n.removeprefix(prefix): bytes(entry.data) for n, entry in states.items() if n.startswith(prefix)}
+
+    return m.Position(
+        worker.index, 0, worker.epoch, worker.passes, worker.batch, worker.steps, worker.at, of(RNG), of(START),
+        worker.schedulers, worker.groups,
+    )  # fmt: skip
+
+
+def worker_states(told: Sequence[m.Position]) -> tuple[list[WorkerState], dict[str, Entry]]:
+    """The other way: what goes into state.json and into workers.safetensors."""
+    states, tensors = [], {}
+    for position in told:
+        states.append(
+            WorkerState(
+                index=position.worker,
+                epoch=position.epoch,
+                batch=position.batch,
+                steps=position.steps,
+                passes=position.passes,
+                at=position.at,
+                schedulers=position.schedulers,
+                groups=position.groups,
+            )
+        )
+        for kind, rng in ((RNG, position.rng), (START, position.start)):
+            for name, state in rng.items():
+                tensors[f"{position.worker}.{kind}.{name}"] = Entry("uint8", (len(state),), state)
+    return states, tensors

@@ -1,0 +1,143 @@
+"""WHAT if a ps lost its memory? Its host is gone: a worker brings the newest checkpoint, or with --reseed what it has.
+
+Called by worker/entrance when a ps that had values has none. The chief does it; if it does not come, the next worker
+after a while. Where rounds make versions, all shards go back together; elsewhere only the lost one. server/rewinding
+has the other side and the steps. It never ends the run by itself unless there is nothing to go back to.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from paceline.checkpoint.read import Loaded
+from paceline.errors import CheckpointError, ClusterError, ConnectionLost, PacelineError, Refused
+from paceline.modes import make as make_mode
+from paceline.params.layout import Layout
+from paceline.params.placement import Plan
+from paceline.wire import messages as m
+from paceline.worker.client import Client, Identity
+from paceline.worker.link import Link
+from paceline.worker.restoring import Restored
+from paceline.worker.saver import Connection
+
+TURN_S = 2.0  # the chief goes first; each next worker waits so much longer
+
+
+class Own(Protocol):
+    """This worker's model, as it stands."""
+
+    layout: Layout
+    plan: Plan
+    client: Client
+    spec: m.OptimizerSpec
+
+    def carried_block(self) -> bytes: ...
+
+    def parameters_of(self, index: int) -> memoryview: ...
+
+
+class Rewinder:
+    """One worker's part in it."""
+
+    def __init__(
+        self, me: Identity, trainee: Own, find: Callable[[], Loaded | None], is_reseeding: bool,
+        say: Callable[[str], None], event: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self._me = me
+        self._trainee = trainee
+        self._find = find
+        self._is_reseeding = is_reseeding
+        self._say = say
+        self._event = event
+        self._since_s: dict[int, float] = {}
+
+    def on_empty(self, link: Link, joined: m.Joined) -> None:
+        """This ps has no values. Always raises: whoever called joins it again, until somebody has brought some."""
+        now_s = time.monotonic()
+        since_s = self._since_s.setdefault(link.index, now_s)
+        reason = f"ps:{link.index} lost its memory, and nobody has brought it values yet"
+        if now_s - since_s >= TURN_S * self._me.worker:
+            try:
+                self._bring(link)
+                reason = f"ps:{link.index} lost its memory, and has got values now"
+                self._since_s.clear()
+            except (ConnectionLost, Refused) as error:  # another worker is quicker, or a ps is still on its way
+                reason = f"{reason}: {error}"
+            except ClusterError as error:  # what this worker cannot find, the chief may
+                if self._me.is_chief:
+                    raise
+                reason = f"{reason}: {error}"
+        raise ConnectionLost(reason)
+
+    def _bring(self, lost: Link) -> None:
+        client = self._trainee.client
+        has_rounds = make_mode(client.dial.spec, len(self._me.worker_devices)).has_rounds
+        indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
+        restored = None if self._is_reseeding else self._checkpoint(lost.index)
+        known = max([link.lineage for link in client.links] + [restored.state.lineage if restored else 0])
+        connections: list[Connection] = []
+        try:
+            for index in sorted(indices, key=lambda each: each != lost.index):  # the lost one first: it says who
+                connections.append(Connection(self._me, index))
+                connections[-1].ask(self._rewind(known + 1, is_fencing=has_rounds))
+            version = restored.state.global_step if restored else lost_version(client.links, lost, has_rounds)
+            for each in connections:
+                self._fill(each, restored, is_lost=each.index == lost.index)
+            for each in sorted(connections, key=lambda each: -each.index):  # ps:0 last: from then on it counts
+                each.ask(self._restored(version, restored))
+        finally:
+            for each in connections:
+                each.close()
+        self._tell(lost.index, version, known + 1, restored)
+
+    def _checkpoint(self, index: int) -> Restored:
+        trainee = self._trainee
+        try:
+            loaded = self._find()
+        except CheckpointError as error:
+            raise ClusterError(f"ps:{index} lost its memory, and its checkpoint cannot be used: {error}") from error
+        if loaded is None:
+            raise ClusterError(
+                f"ps:{index} lost its memory, and there is no checkpoint to go back to: save more often with "
+                "--save-every, or let the ps take what the workers have with --reseed"
+            )
+        is_local = self._trainee.client.dial.spec.name == "local"
+        return Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, is_local)
+
+    def _rewind(self, lineage: int, is_fencing: bool) -> m.Rewind:
+        me, trainee = self._me, self._trainee
+        return m.Rewind(me.worker, lineage, is_fencing, trainee.layout, trainee.spec)
+
+    def _fill(self, to: Connection, restored: Restored | None, is_lost: bool) -> None:
+        """2. With --reseed a shard that still has its optimizer state keeps it."""
+        carried: Sequence[bytes] = ()
+        if restored is None:
+            block = self._trainee.parameters_of(to.index)
+            carried = [self._trainee.carried_block()] if to.index == 0 else ()
+        else:
+            block = restored.parameters_of(to.index)
+            carried = [restored.carried_block()] if to.index == 0 else ()
+        to.ask(m.Init(), bulk=[part for part in (block, *carried) if len(part)])
+        if restored is not None:
+            restored.send_rest([to])
+
+    def _restored(self, version: int, restored: Restored | None) -> m.Restored:
+        dial = self._trainee.client.dial
+        seed = restored.state.seed if restored is not None else None
+        return m.Restored(version, dial, seed, is_reseeded=restored is None)
+
+    def _tell(self, index: int, version: int, lineage: int, restored: Restored | None) -> None:
+        what = f"the checkpoint {restored.path}" if restored is not None else "this worker's parameters (--reseed)"
+        self._say(f"ps:{index} lost its memory: it goes on from {what}, at global step {version}, lineage {lineage}")
+        with suppress(PacelineError):
+            self._event(
+                "restore" if restored is not None else "reseed",
+                task=f"ps:{index}", version=version, lineage=lineage,
+                folder=str(restored.path) if restored is not None else "",
+            )  # fmt: skip
+
+
+def lost_version(links: Sequence[Link], lost: Link, has_rounds: bool) -> int:
+    """The version of what this worker has: in rounds of the whole, else of the lost shard."""
+    return links[0].version if has_rounds else lost.version

@@ -1,0 +1,229 @@
+"""HOW is a checkpoint written without stopping the training? A thread of one worker fetches the copies and writes them.
+
+Started by worker/context when ps:0 says that this worker writes; also called by it at the end and by ctx.save, and
+then waited for. It has connections of its own, so that the thread that trains never waits for it. A checkpoint that
+cannot be written is said and left out: training goes on, and the one before it stays.
+
+1. ask ps:0 until the announced update is made and every worker has said where it is after it,
+2. ask the other shards until they have copied the same round (elsewhere: let each copy itself now),
+3. fetch, write, remove what need not be kept, and let go of the copies.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.checkpoint.retain import retain
+from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
+from paceline.params.layout import Layout
+from paceline.params.placement import Plan
+from paceline.transport.base import Buffer
+from paceline.transport.channel import Channel, connect
+from paceline.wire import messages as m
+from paceline.worker.client import Identity
+from paceline.worker.saving import save
+
+ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
+POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
+NOW_TRIES = 50
+Event = Callable[..., None]
+
+
+class Connection:
+    """The saver's own way to one ps."""
+
+    def __init__(self, me: Identity, index: int) -> None:
+        self.index = index
+        self._channel: Channel = connect(me.ps_addresses[index], me.lane, me.secret)
+
+    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
+        reply, _ = self._channel.ask(request, bulk)
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        return reply
+
+    def copied(self, request: m.Copy) -> m.Copied:
+        reply = self.ask(request)
+        if not isinstance(reply, m.Copied):
+            raise ProtocolError(f"ps:{self.index} answered Copy with {type(reply).__name__}")
+        return reply
+
+    def fetch(self, what: str, limit_bytes: int, worker: int | None = None) -> tuple[m.Fetched, bytearray]:
+        reply, frame = self._channel.ask(m.Fetch(what, is_copy=True, worker=worker))
+        if isinstance(reply, m.Failed):
+            raise Refused(reply.reason)
+        if not isinstance(reply, m.Fetched) or frame.bulk_bytes > limit_bytes:
+            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes of {what}, at most {limit_bytes} fit")
+        block = bytearray(frame.bulk_bytes)
+        self._channel.recv_bulk(frame, memoryview(block))
+        return reply, block
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Saver:
+    """Writes the checkpoints of one run folder."""
+
+    def __init__(
+        self,
+        me: Identity,
+        layout: Layout,
+        plan: Plan,
+        folder: Path,
+        keep: int,
+        say: Callable[[str], None],
+        event: Event,
+    ) -> None:
+        self._me = me
+        self._layout = layout
+        self._plan = plan
+        self._folder = folder
+        self._keep = keep
+        self._say = say
+        self._event = event
+        self._busy = threading.Lock()
+        self._work: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_ended = threading.Event()
+        self.incarnation = me.incarnation
+        self.in_use: Path | None = None  # what this run was resumed from
+        self.saved_at = -1
+
+    # --- beside the training ----------------------------------------------------------------------------------
+
+    def wake(self, version: int) -> None:
+        """ps:0 has announced an update: save it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+            self._thread.start()
+        self._work.put(version)
+
+    def close(self, limit_s: float) -> None:
+        """Let a checkpoint that is being written be finished, for so long."""
+        self._is_ended.set()
+        self._work.put(None)
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        while self._work.get() is not None:
+            try:
+                with self._busy:
+                    self._save_announced()
+            except (PacelineError, OSError) as error:
+                if not self._is_ended.is_set():
+                    self._tell_failure(error)
+
+    def _save_announced(self) -> None:
+        """1, 2 and 3; nothing, if it was announced to us more than once and is saved by now."""
+        connections = [Connection(self._me, 0)]
+        try:
+            first = self._await_copy(connections[0])
+            if first is None:
+                return
+            connections += [Connection(self._me, index) for index in range(1, self._plan.num_ps)]
+            copies = [first, *(self._await_same(each, first) for each in connections[1:])]
+            self._write(connections, copies)
+        finally:
+            self._let_go(connections)
+
+    def _await_copy(self, connection: Connection) -> m.Copied | None:
+        deadline = time.monotonic() + self._me.wait_s
+        pause_s = ASK_AGAIN_S[0]
+        while True:
+            copy = connection.copied(self._request())
+            if not copy.is_wanted or self._is_ended.is_set():
+                return None
+            if copy.is_taken and (not copy.awaited or time.monotonic() > deadline):
+                return copy
+            self._is_ended.wait(pause_s)
+            pause_s = min(2 * pause_s, ASK_AGAIN_S[1])
+
+    def _await_same(self, connection: Connection, first: m.Copied) -> m.Copied:
+        if not first.has_rounds:
+            return connection.copied(self._request(is_now=True))
+        deadline = time.monotonic() + self._me.wait_s
+        while True:
+            copy = connection.copied(self._request())
+            if copy.is_taken and copy.round == first.round:
+                return copy
+            if time.monotonic() > deadline or self._is_ended.is_set():
+                raise ClusterError(f"ps:{connection.index} has not copied round {first.round}, as ps:0 has")
+            self._is_ended.wait(ASK_AGAIN_S[0])
+
+    def _request(self, is_now: bool = False) -> m.Copy:
+        return m.Copy(self._me.worker, self.incarnation, is_now)
+
+    # --- now --------------------------------------------------------------------------------------------------
+
+    def save_now(self, position: m.Position, waits_for_others: bool = False) -> Path:
+        """As everything is at this moment; `position` is our own."""
+        with self._busy:
+            connections = [Connection(self._me, index) for index in range(self._plan.num_ps)]
+            try:
+                copies = self._copy_now(connections, position)
+                if waits_for_others:
+                    copies[0] = self._await_positions(connections[0], copies[0])
+                return self._write(connections, copies)
+            finally:
+                self._let_go(connections)
+
+    def _copy_now(self, connections: Sequence[Connection], position: m.Position) -> list[m.Copied]:
+        """In rounds: all at the same one, so ps:0's open decisions are carried to the others; those who train may
+        make another round meanwhile, then we try again."""
+        me, incarnation = self._me.worker, self.incarnation
+        rounds: list[int] = []
+        for _ in range(NOW_TRIES):
+            first = connections[0].copied(m.Copy(me, incarnation, is_now=True, position=position))
+            decisions = first.decisions if first.has_rounds else ()
+            request = m.Copy(me, incarnation, is_now=True, decisions=decisions)
+            copies = [first, *(each.copied(request) for each in connections[1:])]
+            rounds = [copy.round for copy in copies]
+            if not first.has_rounds or len(set(rounds)) == 1:
+                return copies
+        raise ClusterError(f"the shards do not stand still at one round, but at {rounds}")
+
+    def _await_positions(self, connection: Connection, copy: m.Copied) -> m.Copied:
+        """In rounds, where all workers call ctx.save at the same step, each says where it is: wait a moment for it."""
+        deadline = time.monotonic() + POSITIONS_S
+        while copy.awaited and copy.has_rounds and time.monotonic() < deadline:
+            self._is_ended.wait(ASK_AGAIN_S[0])
+            copy = connection.copied(m.Copy(self._me.worker, self.incarnation, is_again=True))
+        return copy
+
+    # --- both -------------------------------------------------------------------------------------------------
+
+    def _write(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
+        began = time.monotonic()
+        num_workers = len(self._me.worker_devices)
+        path, size_bytes = save(
+            connections, self._layout, self._plan, copies, self._folder, self._me.run_id, num_workers
+        )
+        if self.in_use is not None and path != self.in_use:
+            self.in_use = None  # one of this run's own takes its place
+        with suppress(CheckpointError):  # what could not be removed is in nobody's way
+            retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
+        self.saved_at = copies[0].round
+        self._event(
+            "checkpoint",
+            folder=str(path),
+            global_step=copies[0].round,
+            pause_ms=round(max(copy.pause_ms for copy in copies), 3),
+            write_s=round(time.monotonic() - began, 3),
+            bytes=size_bytes,
+        )
+        return path
+
+    def _let_go(self, connections: Sequence[Connection]) -> None:
+        for each in reversed(connections):  # ps:0 last: it announces the next one
+            with suppress(PacelineError):
+                each.ask(m.FreeCopy(self._me.worker, self.incarnation))
+            each.close()
+
+    def _tell_failure(self, error: Exception) -> None:
+        self._say(f"paceline: no checkpoint was written this time: {error} Training goes on.")
+        self._event("checkpoint_failed", error=str(error))

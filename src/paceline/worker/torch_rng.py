@@ -1,0 +1,89 @@
+"""WHERE do random numbers stand? The states of every generator that a training loop draws from, as plain bytes.
+
+Used by worker/position at the loop boundary that a checkpoint remembers, and when training goes on from there.
+Bytes only: nothing that could be run comes back from a checkpoint, and a state that does not fit is refused.
+"""
+
+import random
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from paceline.errors import CheckpointError
+
+CUDA = "cuda:"
+_PYTHON = struct.Struct("<B?d")  # its version, whether a second gauss number waits, that number
+_NUMPY = struct.Struct("<i?d")  # position, whether a second gauss number waits, that number
+WORDS = 624
+
+Generators = Mapping[str, torch.Generator]  # beside the global ones: a loader's, a sampler's
+Rng = dict[str, bytes]  # a generator's name -> its state
+
+
+def capture(own: Generators) -> Rng:
+    """All states now: torch's, numpy's and Python's global ones, those of devices in use, and `own`."""
+    states = {"torch": _bytes(torch.get_rng_state()), "numpy": _numpy_state(), "python": _python_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for index in range(torch.cuda.device_count()):
+            states[f"{CUDA}{index}"] = _bytes(torch.cuda.get_rng_state(index))
+    for name, generator in own.items():
+        states[name] = _bytes(generator.get_state())
+    return states
+
+
+def restore(states: Mapping[str, bytes], own: Generators) -> None:
+    """Set every generator that was captured and is here."""
+    try:
+        for name, state in states.items():
+            if name == "torch":
+                torch.set_rng_state(_tensor(state))
+            elif name == "numpy":
+                _set_numpy(state)
+            elif name == "python":
+                _set_python(state)
+            elif name in own:
+                own[name].set_state(_tensor(state))
+            elif name.startswith(CUDA) and torch.cuda.is_available():
+                index = int(name.removeprefix(CUDA))
+                if index < torch.cuda.device_count():
+                    torch.cuda.set_rng_state(_tensor(state), index)
+    except (ValueError, RuntimeError, TypeError, struct.error) as error:
+        raise CheckpointError(f"a random generator's state in the checkpoint is not one: {error}.") from error
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _python_state() -> bytes:
+    version, words, waits = random.getstate()
+    return _PYTHON.pack(version, waits is not None, waits or 0.0) + np.array(words, dtype="<u4").tobytes()
+
+
+def _set_python(state: bytes) -> None:
+    version, has_waiting, waits = _PYTHON.unpack_from(state)
+    words = np.frombuffer(state, dtype="<u4", offset=_PYTHON.size)
+    random.setstate((version, tuple(words.tolist()), waits if has_waiting else None))
+
+
+def _numpy_state() -> bytes:
+    name, words, position, has_waiting, waits = np.random.get_state(legacy=True)
+    if name != "MT19937":
+        return b""  # somebody has put another generator there: it keeps its own place
+    return _NUMPY.pack(position, bool(has_waiting), waits) + np.asarray(words, dtype="<u4").tobytes()
+
+
+def _set_numpy(state: bytes) -> None:
+    if not state:
+        return
+    position, has_waiting, waits = _NUMPY.unpack_from(state)
+    words = np.frombuffer(state, dtype="<u4", offset=_NUMPY.size)
+    if len(words) != WORDS:
+        raise ValueError(f"numpy's has {WORDS} words, not {len(words)}")
+    np.random.set_state(("MT19937", words, position, int(has_waiting), waits))

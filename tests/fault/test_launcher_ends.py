@@ -20,7 +20,7 @@ def started(processes: Processes, gate: Gate, train: Path) -> Process:
 
 def test_kill_9_of_the_launcher_leaves_no_process(processes: Processes, gate: Gate, train: Path) -> None:
     launcher = started(processes, gate, train)
-    assert len(processes.alive()) == 4
+    assert len(processes.alive()) == 5, "the launcher, the nursery, a ps and two workers"
     launcher.popen.kill()
     launcher.ends_with(-9)
     assert not processes.survivors()

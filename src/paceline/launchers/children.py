@@ -1,10 +1,11 @@
 """WHO is running? The processes of one run: started in groups of their own, waited for, signalled, ended.
 
-Called by launchers/local. Must never decide why or when: it does as told, and puts every exit into one queue.
+Called by launchers/supervisor, and from its own thread by launchers/chaos. Must never decide why or when: it does as
+told, and puts every exit into one queue. A pid is not given back to the system before its exit was taken from there,
+so that no signal can reach a stranger.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,11 +14,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from signal import SIGKILL, Signals
+from typing import Protocol
 
 import msgspec
 
 from paceline.cluster.spec import Task
 from paceline.launchers.entry import Program
+from paceline.launchers.nursery import Forked, NoNursery, Nursery
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -34,39 +38,106 @@ class Interrupted(msgspec.Struct, frozen=True):
 Event = Exited | Interrupted
 
 
-class Children:
-    """All processes of a run; `codes` grows as they end, in that order."""
+class Process(Protocol):
+    """A process that is our child."""
 
-    def __init__(self) -> None:
+    pid: int
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+    def reap(self) -> None:
+        """Nobody will ask for it again."""
+
+
+class Executed:
+    """A process that was started by exec."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        self.pid = popen.pid
+        self._popen = popen
+
+    def wait(self) -> int:
+        return Forked(self.pid).wait() if hasattr(os, "waitid") else self._popen.wait()
+
+    def reap(self) -> None:
+        self._popen.wait()
+
+
+class Children:
+    """All processes of a run; `codes` has the exit codes of the tasks that do not run, in the order they ended."""
+
+    def __init__(self, nursery: Nursery | None = None) -> None:
         self.codes: dict[Task, int] = {}
         self.asked: set[Task] = set()  # to end, by us: their exit codes tell nothing
-        self._running: dict[Task, subprocess.Popen[bytes]] = {}
+        self.is_interrupted = False
+        self._nursery = nursery
+        self._lock = threading.Lock()
+        self._running: dict[Task, Process] = {}
         self._events: SimpleQueue[Event] = SimpleQueue()  # may be put to from a signal handler
 
-    def start(self, task: Task, program: Program | None, environ: Mapping[str, str], log: Path) -> int:
-        """Start a task in a process group of its own, so that Ctrl+C in a terminal reaches only us."""
-        command = [sys.executable, "-P", "-m", "paceline.launchers.entry", "--parent", str(os.getpid())]
+    def start(
+        self,
+        task: Task,
+        program: Program | None,
+        environ: Mapping[str, str],
+        log: Path,
+        named: Mapping[str, int] | None = None,
+    ) -> int | None:
+        """Start a task in a process group of its own, so that Ctrl+C in a terminal reaches only us; its pid.
+
+        Each descriptor of `named` is passed on; its number there is in the variable of that name.
+        None: the run was interrupted meanwhile, and nothing was started.
+        """
+        process = self._begin(task, program, environ, log, named or {})
+        if process is None:
+            return None
+        with self._lock:
+            self.codes.pop(task, None)
+            self._running[task] = process
+        threading.Thread(target=self._wait, args=(task, process), daemon=True, name=f"wait-{task}").start()
+        return process.pid
+
+    def _begin(
+        self,
+        task: Task,
+        program: Program | None,
+        environ: Mapping[str, str],
+        log: Path,
+        named: Mapping[str, int],
+    ) -> Process | None:
+        argv = ["--parent", str(os.getpid())]
         if program is not None:
-            command += ["--module"] if program.is_module else []
-            command += [program.script, *program.args]
+            argv += ["--module"] if program.is_module else []
+            argv += [program.script, *program.args]
+        if self._nursery is not None:
+            self._nursery.is_wanted = lambda: not self.is_interrupted
+            try:
+                title = " ".join(["paceline", str(task), *argv[2:]])
+                return self._nursery.birth(title, argv, environ, log, named)
+            except NoNursery:  # from now on without it
+                self._nursery = None
+        if self.is_interrupted:
+            return None
+        command = [sys.executable, "-P", "-m", "paceline.launchers.entry", *argv]
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(environ),
+                env={**environ, **{name: str(number) for name, number in named.items()}},
+                pass_fds=tuple(named.values()),
                 process_group=0,
             )
-        self._running[task] = process
-        threading.Thread(target=self._wait, args=(task, process), daemon=True, name=f"wait-{task}").start()
-        return process.pid
+        return Executed(popen)
 
-    def _wait(self, task: Task, process: "subprocess.Popen[bytes]") -> None:
+    def _wait(self, task: Task, process: Process) -> None:
         self._events.put(Exited(task, process.wait()))
 
     def interrupt(self) -> None:
         """Let the next next_event() say that the run should end; safe in a signal handler."""
+        self.is_interrupted = True
         self._events.put(Interrupted())
 
     def next_event(self, timeout_s: float) -> Event | None:
@@ -76,26 +147,43 @@ class Children:
         except Empty:
             return None
         if isinstance(event, Exited):
-            self.codes[event.task] = event.code
-            del self._running[event.task]
+            with self._lock:
+                self.codes[event.task] = event.code
+                self._running.pop(event.task).reap()
         return event
 
     def running(self, job: str | None = None) -> list[Task]:
         """Return the tasks that still run: the ps, all but the ps ("worker"), or all."""
-        return [task for task in self._running if job is None or (task.job == "ps") == (job == "ps")]
+        with self._lock:
+            return [task for task in self._running if job is None or (task.job == "ps") == (job == "ps")]
 
-    def send(self, tasks: list[Task], number: signal.Signals) -> None:
-        """Send a signal to the tasks' own processes."""
+    def pid(self, task: Task) -> int | None:
+        """The process of a task that runs."""
+        with self._lock:
+            return self._running[task].pid if task in self._running else None
+
+    def signal(self, task: Task, number: Signals) -> bool:
+        """Send a signal to a task's own process, as anybody might; False when it does not run."""
+        with self._lock:
+            if task not in self._running:
+                return False
+            with suppress(ProcessLookupError):
+                os.kill(self._running[task].pid, number)
+            return True
+
+    def send(self, tasks: list[Task], number: Signals) -> None:
+        """Ask tasks to end."""
         self.asked.update(tasks)
         for task in tasks:
-            self._running[task].send_signal(number)
+            self.signal(task, number)
 
     def kill(self) -> None:
         """End what is left, with everything it has started itself."""
-        self.asked.update(self._running)
-        for process in self._running.values():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+        with self._lock:
+            self.asked.update(self._running)
+            for process in self._running.values():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, SIGKILL)
 
     def wait_until_gone(self, job: str | None, seconds: float) -> bool:
         """Wait until no task of that kind runs; False when time ran out or the user insists."""

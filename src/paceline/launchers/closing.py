@@ -4,12 +4,13 @@ Called by launchers/local. Must never raise because a log or a report is missing
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster.spec import Task
+from paceline.telemetry import faults
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Metrics, ModeChange, WorkerReport
 
@@ -34,10 +35,10 @@ def how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
 
 
-def reason(log: Path) -> list[str]:
-    """The last traceback of a log, else our own last sentence in it, else its last lines."""
+def reason(log: Path, begin: int = 0) -> list[str]:
+    """The last traceback of a log from there on, else our own last sentence in it, else its last lines."""
     try:
-        lines = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
+        lines = log.read_bytes()[begin:][-TAIL_BYTES:].decode(errors="replace").splitlines()
     except OSError:
         return []
     said = [number for number, line in enumerate(lines) if line.startswith("paceline: ")]
@@ -60,23 +61,38 @@ def gist(lines: list[str]) -> str:
     return lines[0] if lines and lines[0].startswith("paceline: ") else ""
 
 
-def block(summary: Mapping[str, object], paths: RunPaths) -> str:
-    """The last lines of a run: what was done, by whom, how fast, and where everything lies."""
+def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] = (), resume: str = "") -> str:
+    """The last lines of a run: why it failed, what was done, by whom, how fast, and where everything lies."""
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
     if summary["error"] == "interrupted":
         outcome = "Training interrupted"
     changes = msgspec.convert(summary["modes"], list[ModeChange])
     step, mode = summary["global_step"], ", then ".join([str(summary["mode_spec"]), *(c.mode for c in changes)])
-    lines = [f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
+    lines = [*causes, f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
+    if summary.get("restarts_by_task"):
+        lines.append(f"Started again: {restarts(msgspec.convert(summary['restarts_by_task'], dict[str, int]))}")
     if summary.get("slow"):
         lines.append(f"Slowed on purpose (--slow): {summary['slow']}")
+    if summary.get("chaos"):
+        injected = msgspec.convert(summary["chaos"], list[faults.Injected])
+        lines.append(f"Faults injected (--chaos): {faults.told(injected)}")
     model = newest_checkpoint(paths)
     lines.append(f"Model: {shown(model)}" if model else "Model: none was saved")
     lines.append(f"Summary: {shown(paths.summary)}")
     lines.append(f"What the tasks printed: {shown(paths.root / 'logs')}")
     lines.append(f"Run folder: {shown(paths.root)}")
+    lines += [f"{'To resume' if model else 'To start over'}: {resume}"] if resume else []
     return "\n".join(lines)
+
+
+def restarts(by_task: Mapping[str, int]) -> str:
+    """Who came back how often.
+
+    >>> restarts({"ps:0": 1, "worker:1": 2})
+    'ps:0 1x, worker:1 2x'
+    """
+    return ", ".join(f"{task} {count}x" for task, count in by_task.items())
 
 
 def worker_line(report: WorkerReport) -> str:

@@ -4,7 +4,6 @@ Started by launchers/local; `paceline serve` calls become() in its own process.
 Must never outlive the launcher that started it, and must never import torch before the task does.
 """
 
-import ctypes
 import faulthandler
 import importlib.machinery
 import os
@@ -32,11 +31,15 @@ from paceline.errors import (
     UsageError,
     WaitTimeout,
 )
+from paceline.launchers.kernel import die_with
 
-PR_SET_PDEATHSIG = 1
 SIGNAL_S = 0.5
+THREADS = "OMP_NUM_THREADS"
 # Where these were raised adds nothing.
 TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout)
+
+
+loaded_with: dict[str, str] = {}  # in a forked task: what torch, which was imported before the script, was told
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,14 +148,6 @@ def script_part(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel end this process when the thread of the launcher that started it is gone (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(EXIT_INTERRUPTED)
 
 
 def main(argv: Sequence[str]) -> int:

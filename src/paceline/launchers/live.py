@@ -22,6 +22,7 @@ from paceline.telemetry.records import Tick
 
 TAIL_BYTES = 64 * 1024
 TOLD = ("warning", "mode")  # events that the user sees at once
+NOBODY: Mapping[Task, int] = {}
 COLUMNS = ("task", "step", "global step", "steps/s", "metrics", "phase")
 
 
@@ -76,8 +77,8 @@ class View(Protocol):
 
     period_s: float
 
-    def update(self, codes: Mapping[Task, int]) -> None:
-        """Show how things stand; `codes` has the exit codes of the tasks that have ended."""
+    def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
+        """Show how things stand: the exit codes of the tasks that have ended, and how often who was started again."""
 
     def say(self, text: str) -> None:
         """Print something that stays."""
@@ -97,11 +98,11 @@ class PlainLines:
         self._ticks = Ticks(cluster, paths)
         self._began = time.monotonic()
 
-    def update(self, codes: Mapping[Task, int]) -> None:
+    def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
         self._tell()
         newest = self._ticks.newest
         workers = present(self._workers, self._started, {*newest, *codes})
-        parts = [worker_text(task, newest.get(task), codes.get(task)) for task in workers]
+        parts = [worker_text(task, newest.get(task), codes.get(task), restarts.get(task, 0)) for task in workers]
         seconds = time.monotonic() - self._began
         self.say(f"[{seconds:5.0f} s] global step {global_step(newest)} | {' | '.join(parts)}")
 
@@ -128,12 +129,12 @@ class LiveTable:
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
-    def update(self, codes: Mapping[Task, int]) -> None:
+    def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
         self._tell()
         table = Table(*COLUMNS)
         newest = self._ticks.newest
         for task in [*self._cluster.ps, *present(self._cluster.workers, self._started, {*newest, *codes})]:
-            table.add_row(*row(task, newest.get(task), codes.get(task)))
+            table.add_row(*row(task, newest.get(task), codes.get(task), restarts.get(task, 0)))
         self._live.update(table, refresh=True)
 
     def say(self, text: str) -> None:
@@ -165,14 +166,15 @@ def present(workers: Sequence[Task], started: int | None, seen: Collection[Task]
     return [task for place, task in enumerate(workers) if started is None or place < started or task in seen]
 
 
-def row(task: Task, tick: Tick | None, code: int | None) -> tuple[str, ...]:
+def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> tuple[str, ...]:
     """One task's cells.
 
     >>> row(Task("worker", 0), Tick(step=5, global_step=9, steps_per_s=2.0, phase="train"), None)
     ('worker:0', '5', '9', '2.0', '', 'train')
     """
+    now = ", ".join(part for part in (phase(tick, code), restarted(restarts)) if part)
     if tick is None:
-        return str(task), "", "", "", "", phase(None, code)
+        return str(task), "", "", "", "", now
     if task.job == "ps":
         stale = "" if tick.staleness_mean is None else f"staleness {tick.staleness_mean:.2f}"
         told = "  ".join(part for part in (tick.mode, stale) if part)
@@ -182,23 +184,31 @@ def row(task: Task, tick: Tick | None, code: int | None) -> tuple[str, ...]:
             str(tick.global_step),
             f"{tick.updates_per_s:.1f}",
             told,
-            phase(tick, code),
+            now,
         )
     rate = f"{tick.steps_per_s:.1f}"
-    return str(task), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), phase(tick, code)
+    return str(task), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), now
 
 
-def worker_text(task: Task, tick: Tick | None, code: int | None) -> str:
+def worker_text(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> str:
     """One worker's part of a plain line.
 
     >>> worker_text(Task("worker", 0), None, None)
     'worker:0 starting'
+    >>> worker_text(Task("worker", 0), Tick(step=5, steps_per_s=2.0), None, restarts=1)
+    'worker:0 step 5 (2/s)  restarted 1x'
     """
     if tick is None:
         return f"{task} {phase(None, code)}"
     parts = [f"{task} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
     parts += [phase(tick, code)] if code is not None else []
+    parts += [restarted(restarts)]
     return "  ".join(part for part in parts if part)
+
+
+def restarted(times: int) -> str:
+    """In how many lives, where that is not one."""
+    return f"restarted {times}x" if times else ""
 
 
 def phase(tick: Tick | None, code: int | None) -> str:

@@ -3,21 +3,28 @@
 Called by `paceline run` and `paceline demo`. Must never make or start anything before every check has passed.
 """
 
+import fcntl
 import os
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
+from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, ports
+from paceline.launchers import closing, descriptors, ports, resuming
+from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
-from paceline.launchers.supervisor import Patience, Run, supervise
-from paceline.telemetry.lines import cluster_lines
+from paceline.launchers.supervisor import Patience, supervise
+from paceline.telemetry.ledgers import set_aside
+from paceline.telemetry.lines import INSECURE_LINE, cluster_lines
 from paceline.telemetry.paths import RunPaths, new_run_dir
 
 
@@ -35,10 +42,12 @@ def run(request: Request, patience: Patience | None = None) -> int:
     """Run a cluster on this host to its end; the exit code comes back."""
     with ports.Reserved() as reserved:
         cluster = checked_cluster(request, reserved)
-        made = make_folder(request, cluster)
-        announce(made)
-        reserved.before_start()
-        return supervise(made, patience or Patience())
+        paths = folder_of(request)
+        with held(paths):
+            made = make_folder(request, cluster, paths)
+            announce(made)
+            reserved.before_start()
+            return supervise(made, patience or Patience())
 
 
 def dry_run(request: Request) -> int:
@@ -61,18 +70,57 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
         jobs[job] = reserved.addresses(wanted) if isinstance(wanted, int) else list(wanted)
     cluster = ClusterSpec(jobs)
     check(request.settings, cluster)
+    descriptors.check(len(cluster.workers))
+    if request.settings.tls:
+        check_can_make()
     for given in (request.ps, request.workers):
         if not isinstance(given, int):
             ports.check_free(given)
-    if request.run_dir is not None and RunPaths(request.run_dir).config.exists():
-        raise UsageError(f"{request.run_dir} already holds a run; choose another --run-dir, or remove it.")
+    check_folder(request)
     return cluster
 
 
-def make_folder(request: Request, cluster: ClusterSpec) -> Run:
-    """The run folder with config.json, cluster.json and the secret."""
+def check_folder(request: Request) -> None:
+    """A folder that holds a run is used again only to go on with it, and only when it has ended."""
+    is_going_on = request.settings.resume == "auto"
+    if request.run_dir is None:
+        if is_going_on:
+            raise UsageError("--resume auto looks for a checkpoint in the run folder; say which with --run-dir.")
+        return
+    paths = RunPaths(request.run_dir)
+    if paths.config.exists() and not is_going_on:
+        raise UsageError(
+            f"{request.run_dir} already holds a run; go on with it with --resume auto, or choose another --run-dir."
+        )
+    if paths.root.is_dir():
+        with held(paths):
+            pass
+
+
+@contextmanager
+def held(paths: RunPaths) -> Iterator[None]:
+    """Nobody else runs anything in this folder meanwhile; UsageError when somebody does."""
+    folder = os.open(paths.root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"The run in {paths.root} is still on; wait for its end, or end it.") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def folder_of(request: Request) -> RunPaths:
+    """The run folder, which is there now."""
     paths = RunPaths(request.run_dir if request.run_dir is not None else new_run_dir())
     paths.create()
+    return paths
+
+
+def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
+    """Put config.json, cluster.json and the secret into the run folder."""
+    put_aside(paths)
     settings = msgspec.structs.replace(request.settings, run_id=paths.root.name, run_dir=str(paths.root))
     made = Run(
         program=request.program,
@@ -80,14 +128,33 @@ def make_folder(request: Request, cluster: ClusterSpec) -> Run:
         settings=settings,
         paths=paths,
         threads=threads(settings, cluster),
+        resume=resuming.command(
+            request.program, request.ps, request.workers, request.settings, closing.shown(paths.root)
+        ),
     )
     task = {"host": os.uname().nodename, "threads": made.threads}
     tasks = {str(each): task for each in [*cluster.ps, *cluster.workers]}
     how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
     write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
-    paths.write_secret(secrets.token_bytes(32))
+    paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
+    remove_certificate(paths.root)
+    if settings.tls:
+        make_certificate(paths.root)
     return made
+
+
+def put_aside(paths: RunPaths) -> None:
+    """What an earlier run in this folder has told is no news of this one; checkpoints and logs go on."""
+    paths.summary.unlink(missing_ok=True)
+    set_aside(paths.root)
+    told = list(paths.telemetry_folder.glob("*.jsonl"))
+    if told:
+        number = 1 + sum(1 for _ in paths.telemetry_folder.glob("earlier-*"))
+        aside = paths.telemetry_folder / f"earlier-{number}"
+        aside.mkdir()
+        for path in told:
+            path.rename(aside / path.name)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -116,4 +183,8 @@ def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list
         said.append(f"{started} of {room} workers are started here; one more: paceline serve --join {folder}")
     if settings.slow:
         said.append(f"Slowed on purpose (--slow): {settings.slow}")
+    if settings.chaos:
+        said.append(f"Faults will be injected (--chaos, seed {settings.chaos_seed}): {settings.chaos}")
+    if settings.insecure:
+        said.append(INSECURE_LINE)
     return said

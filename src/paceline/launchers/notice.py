@@ -8,6 +8,7 @@ import time
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ClusterError
 from paceline.transport.channel import connect
+from paceline.transport.security import Role
 from paceline.wire.messages import Lost
 
 TRY_S = 10.0
@@ -27,7 +28,7 @@ def _tell(address: str, secret: bytes, lost: Lost, lane: str, try_s: float) -> b
     deadline = time.monotonic() + try_s
     while True:
         try:
-            channel = connect(address, lane, secret)
+            channel = connect(address, lane, secret, role=Role.LAUNCHER)
         except ClusterError:
             if time.monotonic() >= deadline:
                 return False

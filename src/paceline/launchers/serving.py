@@ -11,21 +11,31 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.cluster.discovery import Assignment
-from paceline.errors import UsageError
+from paceline.cluster.secret import check_address
+from paceline.errors import ProtocolError, UsageError
+from paceline.launchers import chaos, descriptors, keeper
 from paceline.launchers.ports import by_whom
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
 from paceline.params.arena import has_shared_memory
 from paceline.server.core import PsConfig
+from paceline.server.memory import Memory
 from paceline.server.service import Service
+from paceline.server.written import PsLedger
 from paceline.telemetry import lines, read, summary
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
 from paceline.transport.base import split
+from paceline.transport.security import keys_dir_of
+from paceline.transport.tls import check_keys
+
+REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
 
-def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]) -> Service:
+def make_service(
+    assignment: Assignment, on_report: Callable[[str, bytes], None], memory: Memory | None = None
+) -> Service:
     """The service of one ps, not listening yet."""
     cluster, settings = assignment.cluster, assignment.settings
     config = PsConfig(
@@ -41,8 +51,12 @@ def make_service(assignment: Assignment, on_report: Callable[[str, bytes], None]
         ema=settings.ema,
         wire=settings.wire,
         master=settings.master,
+        save_every=settings.save_every,
+        stall_s=settings.stall_s,
+        # A launcher says who will not come back; by hand nobody does.
+        rejoin_s=settings.wait_s if assignment.source == "launcher" else REJOIN_S,
     )
-    return Service(config, assignment.secret, on_report)
+    return Service(config, assignment.secret, on_report, memory)
 
 
 def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> None:
@@ -56,12 +70,26 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         if not is_mine:
             job, _, index = of.partition(":")  # a worker's index counts the chief first
             name = of if job == "ps" else str(assignment.cluster.workers[int(index)])
-            sink.event("report", task=name, report=msgspec.json.decode(report))
+            try:
+                sink.event("report", task=name, report=msgspec.json.decode(report))
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"a report that is no JSON: {error}") from error
 
-    service = make_service(assignment, on_report)
+    descriptors.check(len(assignment.cluster.workers))
+    service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
+    core = service.core
     if settings.ledger and paths is not None:
-        service.core.ledger = Ledger(paths.ledger(task))
+        core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))
+    is_back = core.recover()
+    if is_back:
+        say(f"ps:{task.index} is back, with all that it knew: {core.state.version} updates")
+    if core.ledger is not None:
+        core.write_down(core.ledger, is_back)
+    faults = chaos.of_ps(assignment)
+    if faults is not None:
+        service.core.on_update = faults.at_version
     service.on_refusal = lambda reason: say(f"Refused: {reason}")
+    service.on_eviction = lambda reason: say(f"Evicted: {reason}")
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
@@ -72,7 +100,6 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         ticks.tick(service.core)  # the waiting lines at once
         service.run(ticks.tick)
     finally:
-        core = service.core
         if task.index == 0:
             ticks.tell_changes(core)
         sink.event("report", task=str(task), report=msgspec.to_builtins(core.report()))
@@ -102,6 +129,12 @@ def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]
     if not has_shared_memory() and "shm" in lanes:
         lanes.remove("shm")
     address = assignment.cluster.address(assignment.task)
+    secret, is_insecure = assignment.secret, assignment.settings.insecure
+    check_address(secret, split(address)[0], is_insecure)
+    if (keys_dir := keys_dir_of(secret)) is not None:
+        check_keys(keys_dir)
+    if is_insecure and assignment.source != "launcher":  # which has said so itself
+        say(lines.INSECURE_LINE)
     try:
         service.listen(address, lanes)
     except OSError as error:
@@ -110,6 +143,7 @@ def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]
             raise UsageError(f"port {port} of {assignment.task} ({address}) is in use{by_whom(port)}") from error
         if error.errno != errno.EADDRNOTAVAIL:
             raise UsageError(f"{assignment.task} cannot listen at {address}: {error.strerror or error}") from error
+        check_address(secret, "0.0.0.0", is_insecure)
         service.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
         say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
     say(lines.started_line(address))

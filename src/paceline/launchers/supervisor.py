@@ -2,10 +2,10 @@
 
 Called by launchers/local. Must never leave a process behind, nor a run folder without summary.json.
 
-A run: 1 start the tasks, 2 watch until the workers have ended, 3 end the rest, 4 write and show the summary.
+A run: 1 start the tasks, 2 watch until the workers have ended, and start again who failed, 3 end the rest,
+4 write and show the summary.
 """
 
-import os
 import signal
 import threading
 import time
@@ -16,38 +16,21 @@ from types import FrameType
 
 import msgspec
 
-from paceline.cluster.discovery import Assignment, encode_for_child
-from paceline.cluster.settings import Settings
-from paceline.cluster.spec import ClusterSpec, Task
+from paceline.cluster.chaos import parse as parse_chaos
+from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import closing
+from paceline.launchers import chaos, closing
 from paceline.launchers.children import Children, Exited, Interrupted
-from paceline.launchers.entry import Program
+from paceline.launchers.crew import Crew, Run
+from paceline.launchers.failures import Failures
 from paceline.launchers.live import Ticks, View, make_view
-from paceline.launchers.notice import tell_lost
-from paceline.telemetry import read, summary
-from paceline.telemetry.paths import RunPaths
+from paceline.launchers.restart import Over
+from paceline.telemetry import faults, read, summary
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
 PS_0 = Task("ps", 0)
 SILENT_S = 10.0  # a tick of ps:0 that is older tells nothing
-FIRST = 1  # incarnation of every task that the launcher starts
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run whose folder has been made."""
-
-    program: Program
-    cluster: ClusterSpec
-    settings: Settings
-    paths: RunPaths
-    threads: str
-
-    @property
-    def started(self) -> list[Task]:
-        """The workers that the launcher starts; in an elastic run others may join."""
-        return self.cluster.workers[: self.settings.started_workers]
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +38,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
     ps_s: float = 10.0  # after the last worker
     stop_s: float = 5.0  # after they were asked to
+    save_s: float = 15.0  # workers after Ctrl+C: the chief saves first
 
 
 class End(Enum):
@@ -69,86 +53,58 @@ class End(Enum):
 def supervise(run: Run, patience: Patience) -> int:
     """From the first process to the summary; the exit code comes back."""
     began = time.monotonic()
-    children = Children()
-    failures = Failures(run.paths, make_view(run.cluster, run.paths, run.settings.started_workers))
+    crew = Crew(run)
+    children = crew.children
+    failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers))
     end = End.OUR_FAULT
     try:
         with interrupts(children):
-            start(run, children)
-            end = watch(run, children, failures)
+            crew.start_all()
+            with chaos.injected(run.settings, [*run.cluster.ps, *run.started], run.paths, children):
+                end = watch(run, crew, failures)
             end_rest(children, failures.view, patience, end)
     finally:
         children.kill()
         children.wait_until_gone(None, patience.stop_s)
-        failures.tell_all(children)
+        crew.close()
+        failures.note_all(failed(children))
         failures.view.close()
         code, error = verdict(failed(children), end)
         if error is None and all(worker.is_lost for worker in read.reports(run.paths.root)[0]):
             code, error = EXIT_TRAINING, NOTHING_TRAINED
-        told = sum_up(run, failed(children), error, time.monotonic() - began)
-    print(closing.block(told, run.paths), flush=True)
+        told = sum_up(run, crew, error, time.monotonic() - began)
+    print(closing.block(told, run.paths, failures.report(), run.resume), flush=True)
     return code
 
 
-class Failures:
-    """Tells each failure once, and the same reason in full only once."""
-
-    def __init__(self, paths: RunPaths, view: View) -> None:
-        self.view = view
-        self._paths = paths
-        self._told: set[Task] = set()
-        self._reasons: set[str] = set()
-
-    def tell(self, task: Task, code: int) -> None:
-        if task in self._told:
-            return
-        self._told.add(task)
-        log = self._paths.logs(task)
-        reason = closing.reason(log)
-        gist = closing.gist(reason)
-        if gist and gist in self._reasons:
-            reason = [f"for the same reason: {gist}"]
-        self._reasons.add(gist)
-        self.view.say(closing.failure(task, code, log, reason))
-
-    def tell_all(self, children: Children) -> None:
-        for task, code in failed(children).items():
-            self.tell(task, code)
-
-
-def start(run: Run, children: Children) -> None:
-    """1. The ps first, then the workers; any order would do."""
-    secret = run.paths.read_secret()
-    base = {**os.environ, "OMP_NUM_THREADS": run.threads, "PYTHONUNBUFFERED": "1"}
-    for task in [*run.cluster.ps, *run.started]:
-        assignment = Assignment(run.cluster, task, FIRST, run.settings, secret, "launcher")
-        program = None if task.job == "ps" else run.program
-        children.start(task, program, {**base, **encode_for_child(assignment)}, run.paths.logs(task))
-
-
-def watch(run: Run, children: Children, failures: Failures) -> End:
+def watch(run: Run, crew: Crew, failures: Failures) -> End:
     """2. Until the last worker has ended, ours or joined; the others go on when one fails, but not without a ps."""
-    view = failures.view
+    view, children = failures.view, crew.children
     joined = Joined(run, children)
     due = time.monotonic() + view.period_s
-    while children.running("worker") or joined.train():
-        event = children.next_event(due - time.monotonic())
+    while children.is_interrupted or children.running("worker") or crew.awaited or joined.train():
+        event = children.next_event(min(due, crew.due_s) - time.monotonic())
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
             return End.INTERRUPTED
-        if isinstance(event, Exited) and event.task.job != "ps":  # no news for a ps with which it has closed
-            secret = run.paths.read_secret()
-            threading.Thread(target=tell_lost, args=(run.cluster, secret, event.task, FIRST), daemon=True).start()
-        if isinstance(event, Exited) and event.code != EXIT_OK:
-            failures.tell(event.task, event.code)
-            if event.task.job == "ps":
-                view.say(f"{event.task} was lost: ending all tasks.")
-                return End.PS_LOST
+        if isinstance(event, Exited) and is_end(event, crew, failures):
+            view.say(f"{event.task} was lost: ending all tasks.")
+            return End.PS_LOST
+        crew.start_due()
         if time.monotonic() >= due:
-            view.update(children.codes)
+            view.update(children.codes, crew.restarts)
             due = time.monotonic() + view.period_s
-    view.update(children.codes)
+    view.update(children.codes, crew.restarts)
     return End.WORKERS_ENDED
+
+
+def is_end(event: Exited, crew: Crew, failures: Failures) -> bool:
+    """What follows from an exit; True when nobody can go on after it: a ps has failed for good."""
+    decision = crew.ended(event.task, event.code)
+    if event.code == EXIT_OK:
+        return False
+    failures.tell(event.task, event.code, decision)
+    return event.task.job == "ps" and isinstance(decision, Over)
 
 
 class Joined:
@@ -173,7 +129,7 @@ def end_rest(children: Children, view: View, patience: Patience, end: End) -> No
         left = ", ".join(str(task) for task in children.running())
         view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")
     children.send(children.running("worker"), signal.SIGINT)
-    children.wait_until_gone("worker", patience.stop_s / 2)
+    children.wait_until_gone("worker", patience.save_s if end is End.INTERRUPTED else patience.stop_s / 2)
     children.send(children.running("ps"), signal.SIGTERM)
     if not children.wait_until_gone(None, patience.stop_s / 2):
         children.kill()
@@ -203,21 +159,25 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
     return (first if first in (EXIT_USAGE, EXIT_CLUSTER) else EXIT_TRAINING), error
 
 
-def sum_up(run: Run, failures: dict[Task, int], error: str | None, wall_s: float) -> dict[str, object]:
+def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:
     """4. summary.json, whatever has happened."""
     reports = read.reports(run.paths.root)
     own = {str(task) for task in run.started}
     joined = [worker for worker in reports[0] if worker.task not in own]
+    lost = [*failed(crew.children), *crew.awaited]
     told = summary.build(
         run.settings,
         run.cluster,
         reports,
         ok=error is None,
         wall_s=wall_s,
-        restarts=0,
-        lost=[*(str(task) for task in failures), *(worker.task for worker in joined if worker.is_lost)],
+        restarts=sum(crew.restarts.values()),
+        lost=[*(str(task) for task in lost), *(worker.task for worker in joined if worker.is_lost)],
         error=error,
+        restarts_by_task={str(task): count for task, count in sorted(crew.restarts.items())},
     )
+    if run.settings.chaos:
+        told["chaos"] = msgspec.to_builtins(faults.injected(run.paths.root, parse_chaos(run.settings.chaos)))
     summary.write(run.paths.root, told)
     return told
 
@@ -232,9 +192,10 @@ def interrupts(children: Children) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         children.interrupt()
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number, handler in before.items():
-        if number != signal.SIGHUP or handler != signal.SIG_IGN:  # nohup
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, which is inherited, no exit code could be had
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # nohup
             signal.signal(number, on_signal)
     try:
         yield

@@ -19,7 +19,7 @@ import msgspec
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import PacelineError, UsageError
-from paceline.launchers.entry import TOLD_BY_MESSAGE
+from paceline.launchers.entry import THREADS, TOLD_BY_MESSAGE, loaded_with
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.ports import by_whom
 from paceline.telemetry import lines
@@ -59,6 +59,7 @@ def init(
         return Context(None, flush_line)
     if given is None:
         assignment = _by_hand(assignment)
+        _heed_threads()
     if assignment.task.job == "ps":
         serve_ps(assignment)
         sys.exit(0)
@@ -84,6 +85,13 @@ def _by_hand(assignment: Assignment) -> Assignment:
         return assignment
     _share_cores(assignment)
     return msgspec.structs.replace(assignment, incarnation=int(time.time()))
+
+
+def _heed_threads() -> None:
+    """A script that sets OMP_NUM_THREADS before it imports torch means it, also where torch was there before it."""
+    wanted = os.environ.get(THREADS, "")
+    if loaded_with and wanted != loaded_with[THREADS] and wanted.isdecimal() and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(max(1, int(wanted)))
 
 
 def _share_cores(assignment: Assignment) -> None:
@@ -116,16 +124,16 @@ def serve_ps(assignment: Assignment) -> None:
     serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
 
 
-def finish(is_ok: bool) -> None:
+def finish(is_ok: bool, is_interrupted: bool = False) -> None:
     """After the script: close what it left open. After a failure without a word, so that the ps sees a death."""
     while _contexts:
-        _contexts.pop().close(is_ok)
+        _contexts.pop().close(is_ok, is_interrupted)
 
 
 def give_up() -> None:
     """After Ctrl+C: whoever pressed it at a task started by hand does not start it again, so the ps need not wait."""
     given_up = [context.assignment for context in _contexts]
-    finish(is_ok=False)
+    finish(is_ok=False, is_interrupted=True)
     for each in given_up:
         if each is not None and each.source != "launcher" and each.task in each.cluster.workers:
             tell_lost(each.cluster, each.secret, each.task, each.incarnation, each.settings.lane, try_s=0.0)

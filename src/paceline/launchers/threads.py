@@ -16,7 +16,10 @@ from typing import Any
 
 import msgspec
 
+from paceline.cluster import chaos
+from paceline.cluster.certificate import make_certificate
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.secret import INSECURE, Secret
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
@@ -43,6 +46,7 @@ def launch(
         cluster = ClusterSpec({"ps": ports.addresses(ps), "worker": ports.addresses(workers)})
         settings = Settings(run_id=f"threads-{secrets.token_hex(4)}", mode=mode, **options)
         check(settings, cluster)
+        chaos.refuse_signals(settings.chaos)
         ports.before_start()
         return _Cluster(cluster, settings, fn).run()
 
@@ -52,7 +56,7 @@ class _Cluster:
         self._cluster = cluster
         self._settings = settings
         self._fn = fn
-        self._secret = secrets.token_bytes(32)
+        self._secret = _new_secret(settings)
         self._errors: dict[Task, BaseException] = {}
         self._began = time.monotonic()
 
@@ -111,3 +115,13 @@ class _Cluster:
         )
         summary.write(run_dir, told)
         return dict(msgspec.to_builtins(told))
+
+
+def _new_secret(settings: Settings) -> Secret:
+    value = INSECURE if settings.insecure else secrets.token_bytes(32)
+    if not settings.tls or settings.run_dir is None:
+        return Secret(value)
+    folder = Path(settings.run_dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    make_certificate(folder)
+    return Secret(value, folder)

@@ -1,0 +1,186 @@
+"""HOW is a task of this run started, the first time and again? Its incarnation, its environment, a ps's old memory.
+
+Called by launchers/supervisor. launchers/restart decides whether, launchers/children starts; this knows all starts.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.membership import first_incarnation
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import EXIT_OK
+from paceline.launchers import closing, keeper
+from paceline.launchers.children import Children
+from paceline.launchers.entry import Program
+from paceline.launchers.notice import tell_lost
+from paceline.launchers.nursery import NoNursery, Nursery
+from paceline.launchers.restart import Again, Ended, Over, decide
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.sink import append
+
+STEPPED = re.compile(rb"training step \d+ done")
+LOOK_BYTES = 1 << 20
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose folder has been made."""
+
+    program: Program
+    cluster: ClusterSpec
+    settings: Settings
+    paths: RunPaths
+    threads: str
+    resume: str = ""  # the command that goes on with this run
+
+    @property
+    def started(self) -> list[Task]:
+        """The workers that the launcher starts; in an elastic run others may join."""
+        return self.cluster.workers[: self.settings.started_workers]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What every task has in its environment, apart from its own assignment."""
+        return {**os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """One start of a task."""
+
+    at_s: float
+    log_bytes: int  # what its log held already
+    had_memory: bool
+
+
+class Crew:
+    """All tasks that the launcher starts, over all their starts. `restarts` counts those who are on their way too."""
+
+    def __init__(self, run: Run) -> None:
+        self.nursery = open_nursery(run)
+        self.children = Children(self.nursery)
+        self.restarts: dict[Task, int] = {}
+        self._run = run
+        self._ends: dict[Task, list[Ended]] = {}
+        self._begun: dict[Task, Begun] = {}
+        self._due_s: dict[Task, float] = {}
+        is_kept = run.settings.max_restarts > 0 and sys.platform == "linux"
+        self._keepers = {task: keeper.Keeper(str(task)) for task in run.cluster.ps} if is_kept else {}
+
+    def start_all(self) -> None:
+        """The ps first, then the workers; any order would do."""
+        for task in [*self._run.cluster.ps, *self._run.started]:
+            if not self.children.is_interrupted:
+                self.start(task)
+
+    def start(self, task: Task) -> None:
+        """Start a task once more than before."""
+        run, log = self._run, self._run.paths.logs(task)
+        secret = run.paths.read_secret()
+        assignment = Assignment(run.cluster, task, self.incarnation(task), run.settings, secret, "launcher")
+        program = None if task.job == "ps" else run.program
+        environ = {**run.environ, **encode_for_child(assignment)}
+        keeper_of = self._keepers.get(task)
+        had_memory = keeper_of is not None and bool(keeper_of.names)
+        self._begun[task] = Begun(time.monotonic(), size_bytes(log), had_memory)
+        if keeper_of is None:
+            self.children.start(task, program, environ, log)
+            return
+        with keeper_of.connect() as side:
+            self.children.start(task, program, environ, log, {keeper.VARIABLE: side.fileno()})
+
+    def ended(self, task: Task, code: int) -> Again | Over:
+        """Note how a task ended, and see to what follows: it is started again, or the ps hear that it will not be."""
+        begun, reason = self._begun[task], self.reason(task)
+        end = Ended(
+            code=code,
+            lived_s=time.monotonic() - begun.at_s,
+            gist=closing.gist(reason) if code != EXIT_OK else "",
+            has_stepped=has_stepped(self._run.paths.logs(task), begun.log_bytes),
+            had_memory=begun.had_memory,
+        )
+        self._ends.setdefault(task, []).append(end)
+        decision = decide(self._ends[task], self._run.settings.max_restarts)
+        if isinstance(decision, Again):
+            self._await(task, code, decision)
+        elif task.job != "ps":  # no news for a ps with which it has closed
+            self._tell_lost(task)
+        return decision
+
+    def _await(self, task: Task, code: int, again: Again) -> None:
+        self.children.codes.pop(task, None)  # it has not ended for good
+        self.restarts[task] = self.restarts.get(task, 0) + 1
+        self._due_s[task] = time.monotonic() + again.after_s
+        if again.is_empty and task in self._keepers:
+            self._keepers[task].forget()
+        told = {"number": self.restarts[task], "code": code, "after_s": again.after_s, "is_empty": again.is_empty}
+        append(self._run.paths.telemetry(task), "restart", task=str(task), **told)
+
+    def _tell_lost(self, task: Task) -> None:
+        run = self._run
+        last = first_incarnation(len(self._ends[task]))
+        args = (run.cluster, run.paths.read_secret(), task, last)
+        threading.Thread(target=tell_lost, args=args, daemon=True, name=f"lost-{task}").start()
+
+    def incarnation(self, task: Task) -> int:
+        """Of the next start."""
+        return first_incarnation(len(self._ends.get(task, ())) + 1)
+
+    def reason(self, task: Task) -> list[str]:
+        """Why its last process ended, from its log."""
+        begun = self._begun.get(task)
+        return closing.reason(self._run.paths.logs(task), begun.log_bytes if begun else 0)
+
+    @property
+    def awaited(self) -> list[Task]:
+        """Who will be started again."""
+        return list(self._due_s)
+
+    @property
+    def due_s(self) -> float:
+        """When the next one is."""
+        return min(self._due_s.values(), default=float("inf"))
+
+    def start_due(self) -> None:
+        """Start again whose time has come."""
+        now_s = time.monotonic()
+        for task in [task for task, due_s in self._due_s.items() if due_s <= now_s]:
+            del self._due_s[task]
+            self.start(task)
+
+    def close(self) -> None:
+        """The run is over, and all processes have ended."""
+        for each in self._keepers.values():
+            each.close()
+        if self.nursery is not None:
+            self.nursery.close()
+
+
+def open_nursery(run: Run) -> Nursery | None:
+    """One that loads what tasks need, or None where there can be none."""
+    try:
+        return Nursery(run.environ)
+    except (NoNursery, OSError):
+        return None
+
+
+def size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def has_stepped(log: Path, begin: int) -> bool:
+    """Whether a worker's log, from there on, tells of a step."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(begin)
+        return STEPPED.search(file.read(LOOK_BYTES)) is not None
+    return False

@@ -1,0 +1,87 @@
+"""SHALL a task that has ended be started again, and when? From its ends so far; the supervisor does what is said here.
+
+Pure. A restart must never hide a failure that would only repeat, and must never make a run wait for nothing: a task
+that gave up after a deadline of its own (exit code 3) would only wait as long again.
+"""
+
+from collections.abc import Sequence
+from signal import SIGINT, SIGKILL, SIGTERM
+
+import msgspec
+
+from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+
+FIRST_S = 0.1
+LONGEST_S = 5.0
+HEALTHY_S = 60.0  # who lived so long has a fresh start
+RECOVERY_S = 5.0  # a ps that fails by itself so soon after it took over old memory has failed at that
+FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT)  # says nothing about the task itself
+
+FINAL = {
+    EXIT_USAGE: "its own message says what to change",
+    EXIT_CLUSTER: "it has waited as long as it may",
+    EXIT_INTERRUPTED: "it was interrupted",
+}
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a task: how it ended, and what is known of its life."""
+
+    code: int
+    lived_s: float = 0.0
+    gist: str = ""  # its error in a line, if it left one
+    has_stepped: bool = False
+    had_memory: bool = False  # a ps that took over what an earlier one left
+
+
+class Again(msgspec.Struct, frozen=True, kw_only=True):
+    """Start it once more."""
+
+    after_s: float
+    is_empty: bool = False  # a ps: without the memory, at which it fails
+
+
+class Over(msgspec.Struct, frozen=True):
+    """It stays as it is; why, in a few words, where that is not plain."""
+
+    why: str = ""
+
+
+def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
+    """What to do after the last of these ends, which are those of one task, oldest first.
+
+    >>> decide([Ended(code=-9)], max_restarts=3)
+    Again(after_s=0.1, is_empty=False)
+    >>> decide([Ended(code=0)], max_restarts=3)
+    Over(why='')
+    """
+    last, restarts = ends[-1], len(ends) - 1
+    if last.code == EXIT_OK or max_restarts == 0:
+        return Over()
+    if last.code in FINAL:
+        return Over(FINAL[last.code])
+    if is_repeating(ends):
+        return Over("it failed twice in the same way without a step in between")
+    if restarts >= max_restarts:
+        return Over(f"it was started again {restarts} times already (--max-restarts)")
+    return Again(after_s=back_off_s(ends), is_empty=is_failing_at_recovery(last))
+
+
+def is_repeating(ends: Sequence[Ended]) -> bool:
+    """The same error twice, and nothing was done in between."""
+    return len(ends) > 1 and ends[-1].gist != "" and ends[-1].gist == ends[-2].gist and not ends[-1].has_stepped
+
+
+def back_off_s(ends: Sequence[Ended]) -> float:
+    """How long to wait: longer each time, unless it was well in between."""
+    short = 0
+    for end in reversed(ends):
+        if end.lived_s >= HEALTHY_S:
+            break
+        short += 1
+    return float(min(LONGEST_S, FIRST_S * 2 ** max(0, short - 1)))
+
+
+def is_failing_at_recovery(end: Ended) -> bool:
+    """A ps that took over memory and failed at once, by itself: that memory is no good."""
+    return end.had_memory and end.lived_s < RECOVERY_S and end.code not in FROM_OUTSIDE

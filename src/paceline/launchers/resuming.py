@@ -1,0 +1,50 @@
+"""WHICH command goes on with a run? The one that started it, with its folder and `--resume auto`.
+
+Called by launchers/local for the last block of a run. Pure. Must never repeat faults that were injected on purpose.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+
+from paceline.cluster.settings import Settings
+from paceline.launchers.entry import Program
+
+Tasks = int | tuple[str, ...]  # how many, or at which addresses
+OWN = ("run_id", "run_dir", "resume", "started_workers", "min_workers", "chaos", "chaos_seed")  # not by name and value
+
+
+def command(program: Program, ps: Tasks, workers: Tasks, settings: Settings, folder: str) -> str:
+    """The command, as one would type it in the folder where the run was started.
+
+    >>> command(Program(script="train.py", args=("--lr", "1")), 1, 2, Settings(run_id="r", mode="sync"), "runs/r")
+    'paceline run --run-dir runs/r --resume auto --ps 1 --workers 2 --mode sync train.py --lr 1'
+    """
+    words = ["paceline", "run", "--run-dir", folder, "--resume", "auto"]
+    words += tasks("ps", ps, None) + tasks("worker", workers, settings.started_workers)
+    words += flags(settings)
+    words += ["-m"] if program.is_module else []
+    return shlex.join([*words, program.script, *program.args])
+
+
+def tasks(job: str, given: Tasks, started: int | None) -> list[str]:
+    """How many tasks of a job; `started` of them at first."""
+    if isinstance(given, tuple):
+        return [f"--{job}-hosts", ",".join(given)]
+    count = f"{started}:{given}" if started is not None else str(given)
+    return ["--ps" if job == "ps" else "--workers", count]
+
+
+def flags(settings: Settings) -> Sequence[str]:
+    """Whatever differs from the defaults."""
+    plain = msgspec.structs.asdict(Settings(run_id=""))
+    words = []
+    for name, value in msgspec.structs.asdict(settings).items():
+        if name in OWN or value == plain[name]:
+            continue
+        flag = "--" + name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    if settings.min_workers != (settings.started_workers or 1):
+        words += ["--min-workers", str(settings.min_workers)]
+    return words

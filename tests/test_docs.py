@@ -20,7 +20,8 @@ from paceline.wire.frames import Flag, Kind, Outcome
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 SCRIPT = str(ROOT / "src/paceline/launchers/demos/mnist.py")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 PREAMBLE = """
 import torch
 model = torch.nn.Linear(4, 2)

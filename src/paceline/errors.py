@@ -4,6 +4,7 @@
     ├── UsageError              the caller's mistake, told before anything starts          exit 2
     ├── TrainingFailed          the script, or the numbers in it, failed                   exit 1
     │   └── NonFiniteGradient   gradients were not finite too many times in a row
+    ├── CheckpointError         a checkpoint could not be written, or is not what was written   exit 1
     └── ClusterError            the cluster could not form, or lost too much               exit 3
         ├── WaitTimeout         a wait passed its deadline; says for whom
         ├── ConnectionLost      the other side went away in the middle
@@ -41,6 +42,10 @@ class TrainingFailed(PacelineError):
 
 class NonFiniteGradient(TrainingFailed):
     """Too many gradients in a row held a NaN or an infinity."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint could not be written, or its files are not what was written; names the file and why."""
 
 
 class ClusterError(PacelineError):

@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from process_fixtures import gate, ports, processes, train
+from process_fixtures import gate, ports, processes, train, verified_launch
 
-__all__ = ["gate", "ports", "processes", "train"]
+__all__ = ["gate", "ports", "processes", "train", "verified_launch"]

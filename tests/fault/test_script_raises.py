@@ -17,14 +17,15 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def check_told_once_and_first(launcher: Process, task: str, error: str) -> None:
-    """After the progress lines: how it ended and where its log is, then the traceback, before anything else."""
+    """At once: how it ended, where its log is, and the error. In the last block, before anything else: why."""
     lines = [line for line in launcher.lines if not re.match(r"\[ *\d+ s\]", line)]
     start = next(at for at, line in enumerate(lines) if line.startswith("OMP_NUM_THREADS="))
-    log = f"made/logs/{task.replace(':', '-')}.log"
-    assert lines[start + 1] == f"{task} failed with exit code 1; its log: {log}", launcher.text
-    assert lines[start + 2] == "  Traceback (most recent call last):"
-    assert launcher.text.count(error) == 1 and launcher.text.count("Traceback") == 1, launcher.text
-    shown = launcher.text[: launcher.text.index(error)]
+    said = f"{task} failed with exit code 1; its log: made/logs/{task.replace(':', '-')}.log"
+    assert lines[start + 1 : start + 3] == [said, f"  {error}"], launcher.text
+    last = lines.index(f"Root cause: {said}")
+    assert lines[last + 1] == "  Traceback (most recent call last):"
+    assert launcher.text.count(error) == 2 and launcher.text.count("Traceback") == 1, launcher.text
+    shown = launcher.text[: launcher.text.rindex(error)]
     assert "train.py" in shown and "runpy" not in shown and "entry.py" not in shown, "only the script's own frames"
 
 
@@ -33,7 +34,9 @@ def check_told_once_and_first(launcher: Process, task: str, error: str) -> None:
 def test_a_worker_raises_and_the_rest_goes_on(
     mode: str, counts: set[int], processes: Processes, train: Path, tmp_path: Path
 ) -> None:
-    launcher = processes.paceline("run", f"--mode={mode}", "--run-dir=made", train, "--raise-at=1:5").ends_with(1)
+    launcher = processes.paceline(
+        "run", f"--mode={mode}", "--max-restarts=0", "--run-dir=made", train, "--raise-at=1:5"
+    ).ends_with(1)
     check_told_once_and_first(launcher, "worker:1", "RuntimeError: worker 1 was told to fail at step 5")
     summary = summary_of(tmp_path)
     assert summary["ok"] is False and summary["lost"] == ["worker:1"]
@@ -47,7 +50,9 @@ def test_the_chief_raises_before_prepare_and_the_others_end_with_the_reason(
     processes: Processes, train: Path, tmp_path: Path
 ) -> None:
     began_s = time.monotonic()
-    launcher = processes.paceline("run", "--mode=sync", "--run-dir=made", train, "--raise-at=0:0").ends_with(1)
+    launcher = processes.paceline(
+        "run", "--mode=sync", "--max-restarts=0", "--run-dir=made", train, "--raise-at=0:0"
+    ).ends_with(1)
     assert time.monotonic() - began_s < 50, "not the 300 s of --wait-s"
     check_told_once_and_first(launcher, "worker:0", "RuntimeError: worker 0 was told to fail at step 0")
     log = (tmp_path / "made" / "logs" / "worker-1.log").read_text()
@@ -61,7 +66,9 @@ def test_the_chief_raises_before_prepare_and_the_others_end_with_the_reason(
 def test_another_worker_raises_before_prepare_and_the_rest_trains(
     processes: Processes, train: Path, tmp_path: Path
 ) -> None:
-    launcher = processes.paceline("run", "--mode=sync", "--run-dir=made", train, "--raise-at=1:0").ends_with(1)
+    launcher = processes.paceline(
+        "run", "--mode=sync", "--max-restarts=0", "--run-dir=made", train, "--raise-at=1:0"
+    ).ends_with(1)
     check_told_once_and_first(launcher, "worker:1", "RuntimeError: worker 1 was told to fail at step 0")
     summary = summary_of(tmp_path)
     assert summary["lost"] == ["worker:1"] and summary["global_step"] == 40
@@ -73,6 +80,6 @@ def test_every_worker_raises_for_the_same_reason_and_it_is_told_once(
 ) -> None:
     script = tmp_path / "typo.py"
     script.write_text("import paceline\nctx = paceline.init()\nraise ValueError('a typo')\n")
-    launcher = processes.paceline("run", "--run-dir=made", script).ends_with(1)
+    launcher = processes.paceline("run", "--max-restarts=0", "--run-dir=made", script).ends_with(1)
     assert launcher.text.count("Traceback") == 1 and "for the same reason: ValueError: a typo" in launcher.text
     assert sorted(summary_of(tmp_path)["lost"]) == ["worker:0", "worker:1"]

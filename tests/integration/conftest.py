@@ -1,5 +1,5 @@
 """The fixtures of tests on real processes."""
 
-from process_fixtures import gate, ports, processes, train
+from process_fixtures import gate, ports, processes, train, verified_launch
 
-__all__ = ["gate", "ports", "processes", "train"]
+__all__ = ["gate", "ports", "processes", "train", "verified_launch"]

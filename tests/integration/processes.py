@@ -4,7 +4,6 @@ Used through the fixture `processes` by tests/integration and tests/fault. Must 
 for ends and for arrivals at a gate.
 """
 
-import json
 import os
 import pty
 import re
@@ -20,8 +19,11 @@ from pathlib import Path
 
 import psutil
 
+from paceline.telemetry.ledgers import verdict_of
+
 MARK = "PACELINE_TEST_MARK"
 BIN = Path(sys.executable).parent
+AUDIT = Path(__file__).with_name("audit")
 DEADLINE_S = 60.0
 GONE_S = 10.0
 OURS = ("PACELINE_", "TF_CONFIG", "OMP_NUM_THREADS", "CI", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
@@ -114,13 +116,37 @@ class Processes:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         self._started: list[Process] = []
+        self._is_verified = True
 
     def environ(self, **extra: str) -> dict[str, str]:
         """This process's environment without what would change a run, with the mark and a secret of the test's own."""
         plain = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         path = f"{BIN}{os.pathsep}{plain.get('PATH', '')}"
         own = {"PATH": path, "XDG_CONFIG_HOME": str(self.folder / "config"), MARK: self._mark, "OMP_NUM_THREADS": "1"}
-        return {**plain, **own, **extra}
+        own["PACELINE_LEDGER"] = "1"
+        audit = {"PYTHONPATH": str(AUDIT), "PACELINE_TEST_AUDIT": str(self.folder / "audit.txt")}
+        return {**plain, **own, **audit, **extra}
+
+    def leave_unverified(self, reason: str) -> None:
+        """The runs of this test are not to be verified at its end; it must say why."""
+        assert reason
+        self._is_verified = False
+
+    def violations(self) -> dict[str, list[str]]:
+        """What `paceline verify` says against the runs of this test, by folder."""
+        found: dict[str, list[str]] = {}
+        if not self._is_verified:
+            return found
+        for folder in {path.parent.parent for path in self.folder.rglob("ledger/*.bin")}:
+            verdict = verdict_of(folder)
+            if not verdict.is_ok:
+                found[folder.name] = [str(violation) for violation in verdict.violations[:20]]
+        return found
+
+    def executed_data(self) -> list[str]:
+        """What a ps has executed besides what it imports (I7): a line each, by tests/integration/audit."""
+        path = self.folder / "audit.txt"
+        return path.read_text().splitlines() if path.exists() else []
 
     def start(
         self, *command: object, name: str = "", cwd: Path | None = None, in_terminal: bool = False, **extra: str
@@ -157,11 +183,11 @@ class Processes:
         return found
 
     def task(self, job: str, index: int) -> psutil.Process:
-        """The process that the launcher has started for a task."""
+        """The process that the launcher has started for a task: the one that writes to its log."""
         for process in self.alive():
-            handed = process.environ().get("PACELINE_TASK", "")
-            if handed and json.loads(handed)["task"] == {"job": job, "index": index}:
-                return process
+            with suppress(OSError):
+                if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"/logs/{job}-{index}.log"):
+                    return process
         raise AssertionError(f"no process is {job}:{index}")
 
     def survivors(self) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from processes import Gate, Process, Processes, is_listening
 
 from paceline.launchers.ports import Reserved
-from paceline.server.service import REJOIN_S
+from paceline.launchers.serving import REJOIN_S
 
 pytestmark = pytest.mark.timeout(180)
 

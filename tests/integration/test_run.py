@@ -161,7 +161,10 @@ def test_the_run_folder_has_every_file(seen: Seen) -> None:
     step = "checkpoints/step-00000060"
     wanted = {"config.json", "cluster.json", "summary.json", "secret"}
     wanted |= {f"logs/{task}.log" for task in tasks} | {f"telemetry/{task}.jsonl" for task in tasks}
-    wanted |= {f"{step}/{name}" for name in ("model.safetensors", "optimizer.safetensors", "state.json")}
+    wanted |= {f"ledger/{task}.bin" for task in tasks}
+    wanted |= {
+        f"{step}/{name}" for name in ("model.safetensors", "optimizer.safetensors", "workers.safetensors", "state.json")
+    }
     earlier = {name for name in found if name.startswith("checkpoints/") and not name.startswith(step)}
     assert {name.partition("/step-")[2][:8] for name in earlier} <= {"00000020"}, "the chief's, when it ended"
     rest = found - earlier - {name for name in found if name.startswith("tensorboard/")}
@@ -217,4 +220,5 @@ def test_the_launcher_prints_folder_cluster_progress_and_summary(seen: Seen) -> 
     assert not any("\x1b" in line for line in lines)
     assert any(re.match(r"Training done; global step 60, \d+\.\d s", line) for line in lines)
     where = ["Model: made/checkpoints/step-00000060", "Summary: made/summary.json", "What the tasks printed: made/logs"]
-    assert lines[-4:] == [*where, "Run folder: made"]
+    assert lines[-5:-1] == [*where, "Run folder: made"]
+    assert lines[-1].startswith("To resume: paceline run --run-dir made --resume auto ")

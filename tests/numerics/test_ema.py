@@ -239,7 +239,7 @@ def test_the_averages_are_in_the_checkpoint(lane: str, tmp_path: Path) -> None:
         assert_same(parameters, load_file(folder / "model.safetensors"), "model")
         assert_same(averages, load_file(folder / "ema.safetensors"), "ema")
         manifest = json.loads((folder / "MANIFEST.json").read_text())
-        assert manifest["ema.safetensors"]["size_bytes"] == (folder / "ema.safetensors").stat().st_size
+        assert manifest["files"]["ema.safetensors"]["size_bytes"] == (folder / "ema.safetensors").stat().st_size
 
 
 def test_without_ema_there_are_none_in_the_checkpoint(tmp_path: Path) -> None:

@@ -40,8 +40,12 @@ VERBS = [
     ["kv"],
     ["kv", "ls"],
     ["kv", "get"],
+    ["chaos"],
     ["ctl"],
     ["ctl", "mode"],
+    ["ckpt"],
+    ["ckpt", "ls"],
+    ["ckpt", "diff"],
     ["lab"],
     ["lab", "run"],
 ]
@@ -94,6 +98,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIPE", str(tmp_path / "pipe"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "stand_in"), str(SRC)]))
     monkeypatch.setenv("CI", "1")
+    monkeypatch.setenv("PACELINE_NURSERY", "0")  # the stand-in needs no torch, and should not wait for it
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -366,7 +371,7 @@ def test_a_run_leaves_its_folder(stage: Path, capfd: pytest.CaptureFixture[str])
     out = capfd.readouterr().out.splitlines()
     assert out[0] == "Run folder: r"
     assert out[1].startswith("Cluster: job ps")
-    assert out[-1] == "Run folder: r"
+    assert out[-2] == "Run folder: r" and out[-1].startswith("To start over: paceline run --run-dir r --resume auto ")
     paths = RunPaths("r")
     assert json.loads(paths.config.read_text())["run_id"] == "r"
     assert list(json.loads(paths.cluster.read_text())) == ["ps", "worker", "tasks"]
@@ -386,10 +391,13 @@ def test_a_run_folder_is_not_used_twice(stage: Path) -> None:
 
 def test_a_failed_worker_is_shown_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = script(stage, "if index == 1:\n    raise ValueError('bad loss')\nprint('went on')")
-    assert call("run", "--run-dir", "r", train) == 1
-    out = capfd.readouterr().out
-    assert out.count("ValueError: bad loss") == 1
-    assert "worker:1 failed with exit code 1; its log: r/logs/worker-1.log" in out
+    assert call("run", "--run-dir", "r", "--max-restarts", "0", train) == 1
+    lines = capfd.readouterr().out.splitlines()
+    out = "\n".join(lines)
+    at_once = lines.index("worker:1 failed with exit code 1; its log: r/logs/worker-1.log")
+    assert lines[at_once + 1] == "  ValueError: bad loss" and out.count("Traceback") == 1
+    last = lines.index("Root cause: worker:1 failed with exit code 1; its log: r/logs/worker-1.log")
+    assert lines[last + 1] == "  Traceback (most recent call last):" and at_once < last
     assert "runpy" not in out
     told = json.loads(RunPaths("r").summary.read_text())
     assert (told["ok"], told["lost"]) == (False, ["worker:1"])
@@ -398,7 +406,8 @@ def test_a_failed_worker_is_shown_once(stage: Path, capfd: pytest.CaptureFixture
 
 
 def test_the_same_failure_is_shown_in_full_only_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert call("run", "--run-dir", "r", script(stage, "raise ValueError('bad loss')")) == 1
+    raises = script(stage, "raise ValueError('bad loss')")
+    assert call("run", "--run-dir", "r", "--max-restarts", "0", raises) == 1
     out = capfd.readouterr().out
     assert out.count("Traceback") == 1
     assert out.count("for the same reason: ValueError: bad loss") == 1
@@ -409,7 +418,7 @@ def test_the_same_failure_is_shown_in_full_only_once(stage: Path, capfd: pytest.
 )
 def test_exit_codes_of_workers_become_the_run_s(stage: Path, raised: str, code: int) -> None:
     train = script(stage, f"from paceline.errors import *\nraise {raised}('no')")
-    assert call("run", "--workers", "1", train) == code
+    assert call("run", "--workers", "1", "--max-restarts", "0", train) == code
 
 
 def test_a_lost_ps_ends_the_run(
@@ -600,7 +609,7 @@ def made_run(folder: Path, **settings: object) -> Running:
             run_dir=str(folder),
         )
         cluster = ClusterSpec({"ps": reserved.addresses(1), "worker": reserved.addresses(3)})
-        local.make_folder(request, cluster)
+        local.make_folder(request, cluster, local.folder_of(request))
     return running(folder)
 
 

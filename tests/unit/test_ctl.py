@@ -40,8 +40,8 @@ class FakePs:
         self.asked: list[m.Request] = []
         self.open = 0
 
-    def connect(self, address: str, lane: str, secret: bytes) -> "FakeChannel":
-        assert (address, secret) == ("h:1", b"s" * 32)
+    def connect(self, address: str, lane: str, secret: bytes, role: str) -> "FakeChannel":
+        assert (address, secret, role) == ("h:1", b"s" * 32, "operator")
         self.open += 1
         return FakeChannel(self)
 
@@ -195,7 +195,7 @@ def test_a_finished_run_is_not_asked(ps: FakePs, run_dir: Path, capsys: pytest.C
 def test_a_run_that_does_not_answer_may_have_ended(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise ConnectionLost("nobody listens at h:1")
 
     monkeypatch.setattr(control, "connect", refuse)

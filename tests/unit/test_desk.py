@@ -2,15 +2,18 @@
 
 import pytest
 
+from paceline.cluster.membership import first_incarnation
 from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Desk
+from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
 
 LEASE_S = 5.0
+SECOND, THIRD = first_incarnation(2), first_incarnation(3)
 ASYNC, SYNC = ModeSpec(), ModeSpec(name="sync")
 NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -19,6 +22,7 @@ class Said:
     """A channel that keeps what was said."""
 
     bytes_in = bytes_out = 0
+    role = Role.WORKER
 
     def __init__(self) -> None:
         self.messages: list[object] = []
@@ -60,8 +64,10 @@ class Asked:
         return messages
 
 
-def stranger() -> Peer:
-    return Peer(Said())  # type: ignore[arg-type]
+def stranger(role: Role = Role.WORKER) -> Peer:
+    peer = Peer(Said())  # type: ignore[arg-type]
+    peer.channel.role = role
+    return peer
 
 
 def test_attaching_is_a_sign_of_life() -> None:
@@ -205,11 +211,11 @@ def test_a_barrier_lets_out_the_holder_of_a_ticket_that_everybody_waits_for() ->
 
 def test_one_that_is_lost_before_it_joined_comes_too_late_and_its_successor_does_not() -> None:
     asked = Asked(num_workers=2)
-    asked.ask(stranger(), m.Lost(1, incarnation=2))
+    asked.ask(stranger(Role.LAUNCHER), m.Lost(1, incarnation=SECOND))
     assert asked.core.members.gone == [1]
-    assert not asked.core.members.join(1, incarnation=2, now_s=0.0)
-    assert asked.core.members.join(1, incarnation=3, now_s=0.0)
-    asked.ask(stranger(), m.Lost(1, incarnation=2))
+    assert not asked.core.members.join(1, incarnation=SECOND, now_s=0.0)
+    assert asked.core.members.join(1, incarnation=THIRD, now_s=0.0)
+    asked.ask(stranger(Role.LAUNCHER), m.Lost(1, incarnation=SECOND))
     assert asked.core.members.gone == [], "that was said of another one"
 
 

@@ -15,9 +15,9 @@ from paceline.wire.frames import Flag, Outcome
 
 def test_a_worker_with_tokens_left_goes_on_and_its_gradients_are_added_up() -> None:
     state = shard(of_n(3), num_workers=2)
-    assert state.push(A, 1, base=0)[0] == Add(A, is_first=True)
+    assert state.push(A, 1, base=0)[0] == Add(A, True, 1)
     second = state.push(A, 2, base=0)
-    assert second[0] == Add(A, is_first=False)
+    assert second[0] == Add(A, False, 2)
     assert outcomes(second) == {A: Outcome.ADDED}
     last = state.push(B, 1, base=0)
     assert parts(last) == [Part(A, 2, 2, has_sum=True, has_slot=False), Part(B, 1)]
@@ -73,7 +73,7 @@ def staging(*push_ids: int) -> ShardState:
     for push_id in push_ids:
         state.stage(A, push_id, 0)
         if push_id != push_ids[-1]:
-            assert state.count(A, push_id)[0] == Add(A, is_first=push_id == push_ids[0])
+            assert state.count(A, push_id)[0] == Add(A, push_id == push_ids[0], push_id)
     return state
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.secret import secret_by_hand
+from paceline.cluster.secret import INSECURE, check_address, secret_beside_certificate, secret_by_hand
 from paceline.errors import UsageError
 
 
@@ -69,3 +69,31 @@ def test_of_two_tasks_that_make_the_secret_at_once_one_wins(tmp_path: Path, monk
     os_link = os.link
     monkeypatch.setattr(os, "link", link_after_another)
     assert [secret_by_hand(None, environ)] == others
+
+
+def test_insecure_is_asked_for_and_beside_no_secret(tmp_path: Path) -> None:
+    assert secret_by_hand(None, {}, is_insecure=True) == INSECURE == bytes(32)
+    with pytest.raises(UsageError, match="leave one out"):
+        secret_by_hand(str(tmp_path / "secret"), {}, is_insecure=True)
+    with pytest.raises(UsageError, match="--insecure"):  # what to do where there is no folder for a secret
+        secret_by_hand(None, {})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "fe80::1", "node7.example", "localhost.example"])
+def test_without_a_secret_nobody_listens_where_strangers_can_knock(host: str) -> None:
+    for nothing in (b"", INSECURE):
+        with pytest.raises(UsageError, match="--insecure"):
+            check_address(nothing, host, is_insecure=False)
+        check_address(nothing, host, is_insecure=True)
+    check_address(b"s" * 32, host, is_insecure=False)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "127.8.8.8", "::1"])
+def test_on_this_host_only_nothing_is_refused(host: str) -> None:
+    check_address(INSECURE, host, is_insecure=False)
+
+
+def test_a_run_folder_with_a_certificate_means_tls(tmp_path: Path) -> None:
+    assert secret_beside_certificate(b"s" * 32, tmp_path).keys_dir is None
+    (tmp_path / "certificate.pem").write_text("")
+    assert secret_beside_certificate(b"s" * 32, tmp_path).keys_dir == tmp_path

@@ -3,12 +3,12 @@
 Called by cli/main. Must never change a variable.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.table import print_table
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,18 +27,7 @@ def ls(run: Run) -> None:
     folder = run_folder(run)
     from paceline.worker import kv
 
-    rows = [cells(entry) for entry in kv.read(folder)]
-    if not sys.stdout.isatty():
-        for row in [HEADERS, *rows]:
-            print("\t".join(row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*HEADERS)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table(HEADERS, [cells(entry) for entry in kv.read(folder)])
 
 
 @app.command("get")

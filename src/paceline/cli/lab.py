@@ -10,7 +10,8 @@ import typer
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure which topology is worth its cost.")
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="What to measure: overhead, modes or apply.", show_default=False)
+    str,
+    typer.Argument(metavar="NAME", help="What to measure: overhead, modes, apply, safety or soak.", show_default=False),
 ]
 Reps = Annotated[
     int | None,
@@ -21,6 +22,9 @@ Steps = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter: to see that it works, not to believe it.")]
 Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only the lines that have TEXT in their title.")]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", help="Of a soak, with faults.  [default: 30, with --quick 3]")
+]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Where results and logs go.")]
 
 
@@ -31,9 +35,17 @@ def lab() -> None:
 
 @app.command("run")
 def run(
-    name: Name, reps: Reps = None, steps: Steps = None, quick: Quick = False, only: Only = "", out: Out = "runs/lab"
+    name: Name,
+    reps: Reps = None,
+    steps: Steps = None,
+    quick: Quick = False,
+    only: Only = "",
+    out: Out = "runs/lab",
+    minutes: Minutes = None,
 ) -> None:
     """Measure a matrix of runs and scenarios, print its tables and write its result file."""
     from paceline.lab.run import Request, main
 
-    raise typer.Exit(main(Request(matrix=name, reps=reps, steps=steps, is_quick=quick, only=only, out=out)))
+    raise typer.Exit(
+        main(Request(matrix=name, reps=reps, steps=steps, is_quick=quick, only=only, out=out, minutes=minutes))
+    )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import ctl, demo, kv, lab, run, serve
+from paceline.cli import chaos, ckpt, ctl, demo, keys, kv, lab, run, serve, verify
 from paceline.errors import PacelineError
 
 
@@ -40,7 +40,11 @@ app.command("run", context_settings=OURS_FIRST)(run.run)
 app.command("serve", context_settings=OURS_FIRST)(serve.serve)
 app.command("demo", context_settings=SETTINGS)(demo.demo)
 app.add_typer(kv.app, name="kv", context_settings=SETTINGS)
+app.add_typer(keys.app, name="keys", context_settings=SETTINGS)
 app.add_typer(ctl.app, name="ctl", context_settings=SETTINGS)
+app.add_typer(ckpt.app, name="ckpt", context_settings=SETTINGS)
+app.command("verify", context_settings=SETTINGS)(verify.verify)
+app.command("chaos", context_settings=SETTINGS)(chaos.chaos)
 app.add_typer(lab.app, name="lab", context_settings=SETTINGS)
 
 

@@ -67,7 +67,10 @@ Wire = Annotated[str, typer.Option("--wire", help="Gradients travel as float32, 
 Master = Annotated[
     str, typer.Option("--master", help="The ps keep half-precision parameters in float32, or as the model has them.")
 ]
-Ledger = Annotated[bool, typer.Option("--ledger", help="Write down which gradients made which update.")]
+Ledger = Annotated[
+    bool,
+    typer.Option("--ledger", envvar="PACELINE_LEDGER", help="Write down every gradient's way, for `paceline verify`."),
+]
 Overlap = Annotated[bool, typer.Option("--overlap", help="Send gradients while backward still runs.")]
 Slow = Annotated[
     str, typer.Option("--slow", metavar="TASK=Nx,…", help="For studies: worker:1=5x sleeps as if 5 times slower.")
@@ -178,6 +181,7 @@ def settings(params: Mapping[str, object]) -> Settings:
     if given["lane"] == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     started = started_workers(params)
+    given["ledger"] = bool(given["ledger"] or given["chaos"])  # what faults did must be provable
     if given["min_workers"] is None:
         given["min_workers"] = started or 1
     return msgspec.convert({"run_id": "", "started_workers": started, **given}, Settings)

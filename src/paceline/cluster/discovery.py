@@ -20,11 +20,13 @@ from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.cluster.spelling import hint
 from paceline.cluster.validate import check
 from paceline.errors import UsageError
+from paceline.transport.security import Secret, keys_dir_of
 
 __all__ = ["Assignment", "discover", "encode_for_child", "secret_by_hand"]
 
 TASK_VARIABLE = "PACELINE_TASK"
 SECRET_VARIABLE = "PACELINE_SECRET"
+KEYS_VARIABLE = "PACELINE_KEYS"  # with --tls: the folder of the certificate
 
 _KNOWN_JOBS = ("ps", "worker", "chief", "evaluator")
 _Place = tuple[ClusterSpec, Task, str]
@@ -89,12 +91,12 @@ def discover(
     check(settings, spec)
     if settings.lane == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
-    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ)
+    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
     return Assignment(spec, task, 0, settings, secret, source)
 
 
 def encode_for_child(assignment: Assignment) -> dict[str, str]:
-    """Return the two environment variables from which a child's discover() makes the same assignment."""
+    """Return the environment variables from which a child's discover() makes the same assignment."""
     handed = _Handed(
         assignment.cluster.as_dict(),
         assignment.task,
@@ -102,7 +104,12 @@ def encode_for_child(assignment: Assignment) -> dict[str, str]:
         assignment.settings,
         assignment.source,
     )
-    return {TASK_VARIABLE: msgspec.json.encode(handed).decode(), SECRET_VARIABLE: assignment.secret.hex()}
+    keys_dir = keys_dir_of(assignment.secret)
+    return {
+        TASK_VARIABLE: msgspec.json.encode(handed).decode(),
+        SECRET_VARIABLE: assignment.secret.hex(),
+        **({} if keys_dir is None else {KEYS_VARIABLE: str(keys_dir)}),
+    }
 
 
 def _from_launcher(environ: Mapping[str, str]) -> Assignment:
@@ -118,7 +125,8 @@ def _from_launcher(environ: Mapping[str, str]) -> Assignment:
     spec = ClusterSpec(handed.cluster)
     task = _task(spec, handed.task.job, handed.task.index)
     check(handed.settings, spec)
-    return Assignment(spec, task, handed.incarnation, handed.settings, secret, handed.source)
+    keys_dir = Path(environ.get(KEYS_VARIABLE, "")).absolute() if handed.settings.tls else None
+    return Assignment(spec, task, handed.incarnation, handed.settings, Secret(secret, keys_dir), handed.source)
 
 
 def _from_argument(cluster: ClusterSpec | Mapping[str, Addresses] | None, given: Mapping[str, str]) -> _Place | None:

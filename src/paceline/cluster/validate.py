@@ -7,7 +7,7 @@ Must never correct a value: it says what would be right.
 import math
 from collections.abc import Collection
 
-from paceline.cluster import slow
+from paceline.cluster import chaos, slow
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
@@ -36,9 +36,16 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_mode(settings, len(cluster.workers))
     _check_counts(settings, len(cluster.workers))
     _check_slow(settings.slow, cluster)
+    chaos.check(settings.chaos, settings.lane, cluster)
     check_save_every(settings.save_every)
+    if settings.keep < 1:
+        raise UsageError(f"--keep is {settings.keep}; at least 1 checkpoint stays (--save-every none writes none).")
+    _check_security(settings)
     _positive("lease_s", settings.lease_s)
     _positive("wait_s", settings.wait_s)
+    _check_stall(settings)
+    if settings.max_restarts < 0:
+        raise UsageError(f"--max-restarts is {settings.max_restarts}; it must be 0 (never) or more.")
     if settings.log_every < 0:
         raise UsageError(f"--log_every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
 
@@ -89,6 +96,13 @@ def _check_mode(settings: Settings, num_workers: int) -> None:
         raise UsageError("--overlap sends gradients while backward runs, and --mode local pushes none; leave one out.")
 
 
+def _check_security(settings: Settings) -> None:
+    if settings.tls and settings.insecure:
+        raise UsageError("--tls is for those who share a secret, and with --insecure there is none; leave one out.")
+    if settings.tls and settings.lane in ("shm", "inproc"):
+        raise UsageError(f"--tls encrypts tcp, and --lane {settings.lane} uses none; take --lane auto or tcp.")
+
+
 def _check_counts(settings: Settings, num_workers: int) -> None:
     """How many workers must be there, of those that the cluster has."""
     started = settings.started_workers
@@ -97,6 +111,18 @@ def _check_counts(settings: Settings, num_workers: int) -> None:
     if not 1 <= settings.min_workers <= num_workers:
         raise UsageError(
             f"--min-workers is {settings.min_workers}; it must be between 1 and the {num_workers} workers."
+        )
+
+
+def _check_stall(settings: Settings) -> None:
+    """Progress is looked at in longer terms than heartbeats."""
+    stall_s = settings.stall_s
+    if stall_s is None or stall_s == 0:
+        return
+    if not (math.isfinite(stall_s) and stall_s >= settings.lease_s):
+        raise UsageError(
+            f"--stall-s is {stall_s}; it must be 0 (never) or at least --lease-s ({settings.lease_s:g}): a worker that "
+            "computes is not to be given up sooner than one that is silent."
         )
 
 

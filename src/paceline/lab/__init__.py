@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from paceline.lab import apply, modes, overhead
+from paceline.lab import apply, modes, overhead, safety
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
     "overhead": overhead.matrix,
     "modes": modes.matrix,
     "apply": apply.matrix,
+    "safety": safety.matrix,
 }

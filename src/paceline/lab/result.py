@@ -17,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.lab.cells import Cell, Finished, Table
 from paceline.lab.processes import Times, output_of
 from paceline.lab.scenario import Amounts, Segment
+from paceline.lab.soak import COLUMNS, Soaked, lines
 from paceline.lab.tables import Summary
 from paceline.version import VERSION
 
@@ -117,6 +118,11 @@ class ResultFile:
 
     def row(self, summary: Summary, verdict: str) -> None:
         self._line("row", {**msgspec.to_builtins(summary), "verdict": verdict})
+
+    def soaked(self, done: Soaked) -> None:
+        """A soak: its plan, its numbers, its lines of the table."""
+        shown = [dict(zip(COLUMNS, line, strict=True)) for line in lines(done)]
+        self._line("soak", {**msgspec.to_builtins(done), "lines": shown})
 
     def close(self) -> None:
         self._file.close()

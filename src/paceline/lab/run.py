@@ -10,15 +10,19 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, scenario
+from paceline.lab import MATRICES, scenario, soak
 from paceline.lab.cells import NOT_BROKEN
 from paceline.lab.interrupts import interruptible
 from paceline.lab.progress import Progress
 from paceline.lab.repetitions import Repetitions
 from paceline.lab.result import ResultFile, provenance
 from paceline.lab.scenario import Matrix
+from paceline.lab.soaking import Soak
 from paceline.lab.whole_runs import WholeRuns
 from paceline.launchers.closing import shown
+
+SOAK = "soak"
+MINUTES, QUICK_MINUTES = 30.0, 3.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +34,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_quick: bool = False
     out: str = "runs/lab"
     only: str = ""  # what has this in its title
+    minutes: float | None = None  # of a soak, with faults
 
 
 def main(request: Request) -> int:
     """Measure a matrix from start to table; the exit code comes back."""
     matrix = checked(request)
+    plan = soak.plan(soak_minutes(request)) if request.matrix == SOAK else None
     now_s = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
     out = Path(request.out).absolute()
@@ -43,6 +49,8 @@ def main(request: Request) -> int:
     progress = Progress()
     try:
         with interruptible():
+            if plan is not None:
+                return Soak(plan, out / stamp, results, progress).run()
             return measure(matrix, out / stamp, results, progress)
     except KeyboardInterrupt:
         progress.say("Interrupted: everything was ended.")
@@ -55,8 +63,12 @@ def main(request: Request) -> int:
 
 def checked(request: Request) -> Matrix:
     """The matrix that was asked for, or a UsageError before anything is made."""
+    if request.minutes is not None and request.matrix != SOAK:
+        raise UsageError(f"--minutes is for a soak, not for {request.matrix}; leave it out.")
+    if request.matrix == SOAK:
+        return Matrix(name=SOAK)
     if request.matrix not in MATRICES:
-        raise UsageError(f"There is no matrix {request.matrix!r}; {hint(request.matrix, MATRICES)}.")
+        raise UsageError(f"There is no matrix {request.matrix!r}; {hint(request.matrix, [*MATRICES, SOAK])}.")
     whole = MATRICES[request.matrix](request.is_quick)
     given = {"reps": request.reps, "steps": request.steps}
     amounts = msgspec.structs.replace(
@@ -69,6 +81,16 @@ def checked(request: Request) -> Matrix:
         titles = "; ".join(whole.titles)
         raise UsageError(f"Nothing in {whole.name} has {request.only!r} in its title; there is: {titles}.")
     return matrix
+
+
+def soak_minutes(request: Request) -> float:
+    """How long it is to have faults; refused before anything is made."""
+    if request.reps is not None or request.steps is not None or request.only:
+        raise UsageError("A soak is one run: --reps, --steps and --only are for what is measured side by side.")
+    minutes = request.minutes or (QUICK_MINUTES if request.is_quick else MINUTES)
+    if not 0 < minutes <= 24 * 60:
+        raise UsageError(f"--minutes is {minutes:g}; it must be above 0, and a day at most.")
+    return minutes
 
 
 def measure(matrix: Matrix, folder: Path, results: ResultFile, progress: Progress) -> int:

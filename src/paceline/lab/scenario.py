@@ -31,6 +31,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     settings: Settings = Settings(run_id="", lane="auto")
     what: str = ""  # the peer, the carrier, or what is trained
+    without: tuple[str, ...] = ()  # parts of safety that are taken out: lab/bare has them
     straggler: int | None = None  # this worker is slow: it runs along while the others are measured
 
 

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cluster.certificate import make_certificate
 from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
+from paceline.errors import UsageError
 from paceline.lab.processes import Failed, Group, Process
 from paceline.lab.scenario import Kind, Scenario
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.paths import RunPaths
+from paceline.transport.security import Secret
 
-ENTRY = (sys.executable, "-P", "-m", "paceline.launchers.entry", "--parent")
+PYTHON = (sys.executable, "-P", "-m")
 WORKER = "paceline.lab.worker_script"
 CARRIER = "paceline.lab.carriers"
 PEERS = Path("bench") / "peers"
@@ -70,11 +74,11 @@ class Starter:
         settings = msgspec.structs.replace(
             scenario.settings, run_id=f"lab-{slug(scenario.name)}", run_dir=str(paths.root), save_every="none"
         )
-        secret = secrets.token_bytes(32)
+        secret = Secret(secrets.token_bytes(32), _keys_dir(settings, paths))
         self._ports.before_start()
         for task in [*cluster.ps, *cluster.workers]:
             assignment = Assignment(cluster, task, 1, settings, secret, "launcher")
-            command = [*ENTRY, str(os.getpid())]
+            command = [*_entry(scenario), "--parent", str(os.getpid())]
             is_ps = task.job == "ps"
             command += [] if is_ps else ["--module", *program]
             environ = {**self._environ, **encode_for_child(assignment)}
@@ -96,6 +100,23 @@ class Starter:
             command = [sys.executable, str(script), *self._data]
             log = logs / f"rank-{rank}.log"
             group.processes.append(Process(f"rank {rank}", command, environ, log, speaks=True))
+
+
+def _keys_dir(settings: Settings, paths: RunPaths) -> Path | None:
+    """The folder with the certificate of a cluster that encrypts."""
+    if not settings.tls:
+        return None
+    try:
+        make_certificate(paths.root)
+    except UsageError as error:
+        raise Failed(f"missing: {error}") from None
+    return paths.root
+
+
+def _entry(scenario: Scenario) -> tuple[str, ...]:
+    if scenario.without:
+        return (*PYTHON, "paceline.lab.bare", ",".join(scenario.without))
+    return (*PYTHON, "paceline.launchers.entry")
 
 
 def slug(name: str) -> str:

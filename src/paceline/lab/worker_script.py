@@ -23,6 +23,7 @@ from paceline.models.mlp import document_000
 BATCH = 100
 LEARNING_RATE = 0.001
 LARGE, LARGE_LEARNING_RATE = "11M", 0.01
+PUSH = "push"
 SLEEP, SLEEP_S, SLOWER = "sleep", 0.020, 5
 SLEEPER = (64, 32, 10)
 
@@ -34,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["single", "worker"])
     parser.add_argument("--data", type=Path, required=True, help="folder with x.npy and y.npy")
-    parser.add_argument("--what", choices=["", LARGE, SLEEP], default="", help="document 000's recipe if left out")
+    parser.add_argument(
+        "--what", choices=["", LARGE, SLEEP, PUSH], default="", help="document 000's recipe if left out"
+    )
     parser.add_argument("--straggler", type=int, help=f"this worker sleeps {SLOWER} times as long")
     args = parser.parse_args(argv)
     orders = Orders()
@@ -49,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_slow = ctx.worker_index == args.straggler
     if args.what == SLEEP:
         train = sleeper(model, optimizer, SLEEP_S * (SLOWER if is_slow else 1))
+    elif args.what == PUSH:
+        train = pusher(model, optimizer)
     else:
         train = trainer(model, optimizer, *loaded(args.data), seed=ctx.worker_index)
 
@@ -97,6 +102,18 @@ def trainer(
             batch = torch.randint(0, count, (BATCH,), generator=generator)
             optimizer.zero_grad()
             functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    return train
+
+
+def pusher(model: nn.Module, optimizer: torch.optim.Optimizer) -> Steps:
+    """A step that computes nothing: the same gradients go out, the parameters come back."""
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
             optimizer.step()
 
     return train

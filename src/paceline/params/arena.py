@@ -7,6 +7,7 @@ import mmap
 import os
 import platform
 import sys
+from pathlib import Path
 
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW: nobody can pull the memory from under the other side
 F_ADD_SEALS = 1033
@@ -16,6 +17,27 @@ def has_shared_memory() -> bool:
     """Whether this system has sealed anonymous memory that can be handed to another process, and a processor that shows
     stores to others in the order in which they were made, as the sequence number and the bell need."""
     return sys.platform == "linux" and hasattr(os, "memfd_create") and platform.machine() in ("x86_64", "AMD64")
+
+
+def check_fits(size_bytes: int) -> None:
+    """Refuse what this host does not have: to allocate it would end some process, perhaps another one than ours.
+
+    >>> check_fits(1 << 20)
+    """
+    free = _free_bytes()
+    if size_bytes > free:
+        raise MemoryError(f"{size_bytes / 1e9:.1f} GB are needed at once, this host has {free / 1e9:.1f} GB left")
+
+
+def _free_bytes() -> int:
+    import psutil
+
+    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    try:  # in a container the group's limit counts
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):  # no such group, or no limit
+        return free
+    return min(free, max(0, limit - used))
 
 
 class Arena:
@@ -44,6 +66,7 @@ class Arena:
             return cls.private(size_bytes)
         import fcntl
 
+        check_fits(size_bytes)
         fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(fd, 0, max(1, size_bytes))
         fcntl.fcntl(fd, F_ADD_SEALS, SEALS)

@@ -4,12 +4,15 @@ Made by a framework's worker file, sent once at join, compared by every ps. Must
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
 
 ALIGN_BYTES = 64  # every tensor starts, and every tensor is cut, at a multiple of this
+
+MAX_NUMEL = 1 << 48  # elements of one tensor: more than any memory
 
 ITEM_BYTES = {
     "float64": 8,
@@ -98,6 +101,27 @@ def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:
 
 def total_bytes(tensors: Sequence[TensorSpec]) -> int:
     return sum(align(t.size_bytes) for t in tensors)
+
+
+def problems(layout: Layout) -> list[str]:
+    """What no framework would say of its tensors, a line each; empty for a layout that can be believed.
+
+    >>> problems(Layout((TensorSpec("w", (2, -1), (1, 1), "float33", 0),)))
+    ["w: float33[2, -1] stride [1, 1] trained is no tensor's"]
+    """
+    lines = [f"{t.name}: {_describe(t)} is no tensor's" for t in layout.tensors if not _is_possible(t)]
+    counts = Counter(t.name for t in layout.tensors)
+    return lines + [f"{name}: {count} times" for name, count in counts.items() if count > 1]
+
+
+def _is_possible(t: TensorSpec) -> bool:
+    """A dtype that we know, a size that an address can count, and all elements within its own bytes."""
+    if t.dtype not in ITEM_BYTES or len(t.shape) != len(t.stride) or t.group < -1:
+        return False
+    if min(t.shape, default=0) < 0 or min(t.stride, default=0) < 0 or t.numel > MAX_NUMEL:
+        return False
+    last = sum((extent - 1) * step for extent, step in zip(t.shape, t.stride, strict=True))
+    return t.numel == 0 or last < t.numel
 
 
 def difference(ours: Layout, theirs: Layout) -> list[str]:

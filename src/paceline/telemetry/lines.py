@@ -6,6 +6,11 @@ Must never read a clock or print: the wording here is a contract, and tests hold
 
 from paceline.cluster.spec import ClusterSpec
 
+INSECURE_LINE = (
+    "WARNING: --insecure: no secret, no proof. Whoever reaches a port of this run can read the model, change it, and "
+    "join the training."
+)
+
 
 def job_line(job: str) -> str:
     """Which job this task belongs to.

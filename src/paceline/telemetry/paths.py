@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cluster.secret import Secret, secret_beside_certificate
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
@@ -58,13 +59,23 @@ class RunPaths:
         """What this task printed."""
         return self.root / "logs" / f"{task.job}-{task.index}.log"
 
+    @property
+    def ledgers(self) -> Path:
+        """What happened to every gradient, with --ledger."""
+        return self.root / "ledger"
+
     def ledger(self, task: Task) -> Path:
-        """Which gradients made which update, with --ledger."""
-        return self.root / "ledger" / f"{task.job}-{task.index}.bin"
+        """What this task did to gradients."""
+        return self.ledgers / f"{task.job}-{task.index}.bin"
+
+    @property
+    def telemetry_folder(self) -> Path:
+        """What the tasks recorded."""
+        return self.root / "telemetry"
 
     def telemetry(self, task: Task) -> Path:
         """What this task recorded."""
-        return self.root / "telemetry" / f"{task.job}-{task.index}.jsonl"
+        return self.telemetry_folder / f"{task.job}-{task.index}.jsonl"
 
     def create(self) -> None:
         """Make the folders; those that are there already stay as they are."""
@@ -89,10 +100,10 @@ class RunPaths:
         with os.fdopen(descriptor, "w") as file:
             file.write(secret.hex())
 
-    def read_secret(self) -> bytes:
+    def read_secret(self) -> Secret:
         """The secret of this run, for whoever wants to talk to its tasks later."""
         try:
-            return bytes.fromhex(self.secret.read_text())
+            return secret_beside_certificate(bytes.fromhex(self.secret.read_text()), self.root)
         except (OSError, ValueError) as error:
             raise UsageError(f"No readable secret at {self.secret}: is {self.root} a run folder of yours?") from error
 

@@ -5,6 +5,7 @@ Must never block training or raise into it: what a full disk or buffer refuses i
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, SupportsFloat
 
@@ -50,6 +51,13 @@ class Sink:
         """Write what is left, and last how much was dropped; safe to call twice."""
         if self._background is not None:
             self._background.close(timeout_s)
+
+
+def append(path: Path, kind: str, **fields: object) -> None:
+    """Write one record at once, into a file that a task may write to as well; a full disk loses it."""
+    record = _line({"t": time.time(), "kind": kind, **fields})
+    with suppress(OSError), path.open("ab", buffering=0) as file:
+        file.write(b"\n" + record)  # a killed task may have left half a line
 
 
 class _JsonLines:

@@ -28,6 +28,7 @@ def build(
     restarts: int,
     lost: list[str],
     error: str | None,
+    restarts_by_task: Mapping[str, int] | None = None,
 ) -> dict[str, object]:
     """The summary, ready for JSON; workers in worker order, one row for each that was meant to come."""
     told, servers = reports
@@ -47,6 +48,7 @@ def build(
         "global_step": first.global_step,
         "wall_s": wall_s,
         "restarts": restarts,
+        "restarts_by_task": dict(restarts_by_task or {}),
         "lost": list(lost),
         "workers": [_row(worker, first) for worker in workers],
         "ps": [msgspec.to_builtins(row) for row in ps],

@@ -1,0 +1,66 @@
+"""WAS this run right? `paceline verify RUN`: what its ledgers prove, as a sentence or as the violations.
+
+Called by cli/main. Must never change a file of the run.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from paceline.cli.kv import Run, run_folder
+from paceline.errors import EXIT_TRAINING
+
+if TYPE_CHECKING:
+    from paceline.telemetry.verify import Verdict
+
+SHOWN = 20
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, with everything that was found.")]
+
+
+def verify(run: Run, as_json: Json = False) -> None:
+    """Check the ledgers of a run that was started with --ledger, once it has ended.
+
+    Proves that every gradient was applied at most once (I2), in the same rounds on all shards (I1), within the bound
+    (I3), and that none that was acknowledged is lost (I5). Exit code 0: so it was; 1: violations; 2: no ledger.
+    """
+    from paceline.telemetry.ledgers import verdict_of
+    from paceline.telemetry.paths import RunPaths
+
+    folder = run_folder(run)
+    verdict = verdict_of(folder)
+    if as_json:
+        told = {
+            "ok": verdict.is_ok,
+            "records": verdict.records,
+            "violations": [each._asdict() for each in verdict.violations],
+            "lost": verdict.lost,
+            "missing": verdict.missing,
+        }
+        print(msgspec.json.encode(told).decode())
+    else:
+        print("\n".join(lines(verdict)))
+    if not RunPaths(folder).summary.is_file():
+        print("This run has no summary yet: while it trains, its ledgers cannot agree.", file=sys.stderr)
+    if not verdict.is_ok:
+        raise typer.Exit(EXIT_TRAINING)
+
+
+def lines(verdict: "Verdict") -> list[str]:
+    """The verdict, then what it is made of."""
+    count = len(verdict.violations)
+    said = [f"{count} violation{'' if count == 1 else 's'} in {verdict.records} records"]
+    said += _first(verdict.violations)
+    if verdict.lost:
+        said.append(f"{len(verdict.lost)} acknowledged gradients went with a restore, which is no violation:")
+        said += _first(verdict.lost)
+    if verdict.missing:
+        said.append(f"Not compared, for want of a ledger: {', '.join(verdict.missing)}")
+    return said
+
+
+def _first(found: Sequence[object]) -> list[str]:
+    left = len(found) - SHOWN
+    return [f"  {each}" for each in found[:SHOWN]] + ([f"  … and {left} more"] if left > 0 else [])

@@ -1,0 +1,84 @@
+"""WHERE are a run's ledgers, and what do they prove together? Files in, one verdict out.
+
+Called by `paceline verify`, the launcher and tests. Every start of a run has its own set: when a run is resumed, the
+ledgers of before are set aside, because its tasks count from the start again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster.settings import Settings
+from paceline.errors import UsageError
+from paceline.modes.spec import ModeSpec
+from paceline.telemetry.ledger import Record, records_of
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.verify import Verdict, check
+
+ASIDE = "earlier"
+
+
+class Recorded:
+    """One ledger's records, read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Record]:
+        yield from records_of(self._path.read_bytes())
+
+
+def set_aside(run: Path) -> None:
+    """Make room for another start of this run; what was written stays."""
+    folder = RunPaths(run).ledgers
+    written = sorted(folder.glob("*.bin"))
+    if not written:
+        return
+    aside = folder / f"{ASIDE}-{len(list(folder.glob(f'{ASIDE}-*'))) + 1}"
+    aside.mkdir()
+    for file in written:
+        file.rename(aside / file.name)
+
+
+def verdict_of(run: Path) -> Verdict:
+    """What the ledgers of all starts of this run prove."""
+    paths = RunPaths(run)
+    folders = [*sorted(paths.ledgers.glob(f"{ASIDE}-*"), key=_number), paths.ledgers]
+    sets = [folder for folder in folders if any(folder.glob("*.bin"))]
+    if not sets:
+        raise UsageError(f"{run} has no ledger; one is written when the run is started with --ledger.")
+    total = Verdict()
+    for folder in sets:
+        is_newest = folder == paths.ledgers
+        found = _verdict(folder, _first_mode(paths) if is_newest else None)
+        where = "" if is_newest else f"{folder.name}/"
+        total.records += found.records
+        total.violations += [each._replace(task=where + each.task) for each in found.violations]
+        total.lost += [where + each for each in found.lost]
+        total.missing += [where + each for each in found.missing]
+    return total
+
+
+def _number(folder: Path) -> int:
+    number = folder.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _verdict(folder: Path, first_mode: ModeSpec | None) -> Verdict:
+    has_chief = any(folder.glob("chief-*.bin"))  # it is counted before the workers
+    ps, workers = {}, {}
+    for file in folder.glob("*.bin"):
+        job, _, index = file.stem.rpartition("-")
+        if job == "ps" and index.isdecimal():
+            ps[int(index)] = Recorded(file)
+        elif job in ("worker", "chief") and index.isdecimal():
+            workers[int(index) + (has_chief and job == "worker")] = Recorded(file)
+    return check(ps, workers, first_mode)
+
+
+def _first_mode(paths: RunPaths) -> ModeSpec | None:
+    try:
+        return msgspec.json.decode(paths.config.read_bytes(), type=Settings).mode_spec
+    except (OSError, msgspec.MsgspecError):
+        return None  # a run by hand has no config.json, unless ps:0 has written one

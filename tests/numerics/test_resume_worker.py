@@ -1,0 +1,39 @@
+"""A worker that is started again goes on where its predecessor was: each batch is pushed once, with its own options."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from process_fixtures import started_processes
+
+PROGRAM = Path(__file__).with_name("programs") / "goes_on.py"
+FLAGS = ["--ps", "1", "--workers", "2", "--mode", "async", "--lease-s", "0.5", "--save-every", "none"]
+
+
+def pushed(folder: Path, *words: str) -> list[str]:
+    """What worker 1 pushed in all its lives, in order."""
+    folder.mkdir()
+    with started_processes(folder) as processes:
+        processes.paceline("run", "--run-dir", "run", *FLAGS, PROGRAM, "--out", folder, *words).ends_with(0)
+    return (folder / "1.txt").read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_worker_started_again_goes_on_at_its_batch(tmp_path: Path) -> None:
+    """Killed in the middle of its second epoch, with a gradient that was never sent."""
+    whole = pushed(tmp_path / "whole")
+    parts = pushed(tmp_path / "parts", "--kill-at", "17")
+    assert (tmp_path / "parts" / "killed").exists()
+    assert len(whole) == 36
+    assert parts == whole
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_plain_range_begins_again_and_is_told(tmp_path: Path) -> None:
+    pushed(tmp_path / "parts", "--kill-at", "17", "--plain")
+    log = (tmp_path / "parts" / "run" / "logs" / "worker-1.log").read_text()
+    assert log.count("`for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`") == 1

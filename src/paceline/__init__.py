@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.launchers.task import init
     from paceline.launchers.threads import launch
     from paceline.worker.context import Context
+    from paceline.worker.torch_checkpoint import load_checkpoint
 
 _NAMES = {
     "ClusterSpec": "paceline.cluster.spec",
@@ -21,9 +22,10 @@ _NAMES = {
     "PacelineError": "paceline.errors",
     "init": "paceline.launchers.task",
     "launch": "paceline.launchers.threads",
+    "load_checkpoint": "paceline.worker.torch_checkpoint",
 }
 
-__all__ = ["ClusterSpec", "Context", "PacelineError", "__version__", "init", "launch"]
+__all__ = ["ClusterSpec", "Context", "PacelineError", "__version__", "init", "launch", "load_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:

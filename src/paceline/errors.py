@@ -5,6 +5,7 @@
     ├── TrainingFailed          the script, or the numbers in it, failed                   exit 1
     │   └── NonFiniteGradient   gradients were not finite too many times in a row
     ├── CheckpointError         a checkpoint could not be written, or is not what was written   exit 1
+    │   └── NotSaved            trained to the end, but the final model could not be saved  exit 4
     └── ClusterError            the cluster could not form, or lost too much               exit 3
         ├── WaitTimeout         a wait passed its deadline; says for whom
         ├── ConnectionLost      the other side went away in the middle
@@ -19,6 +20,7 @@ EXIT_OK = 0
 EXIT_TRAINING = 1
 EXIT_USAGE = 2
 EXIT_CLUSTER = 3
+EXIT_NOT_SAVED = 4
 EXIT_INTERRUPTED = 130
 
 
@@ -46,6 +48,12 @@ class NonFiniteGradient(TrainingFailed):
 
 class CheckpointError(PacelineError):
     """A checkpoint could not be written, or its files are not what was written; names the file and why."""
+
+
+class NotSaved(CheckpointError):
+    """Training is done, and its last checkpoint could not be written; to do it again would need the ps, which end."""
+
+    exit_code = EXIT_NOT_SAVED
 
 
 class ClusterError(PacelineError):

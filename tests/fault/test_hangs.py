@@ -108,6 +108,7 @@ class Behind:
         self._heals_after = heals_after
         self._steps = threading.Condition()
         self._done = 0
+        self._has_begun = threading.Event()
         self.proxy: Proxy | None = None
         self.swallowed = 0
 
@@ -124,6 +125,8 @@ class Behind:
             model().backward()
             if ctx.worker_index == 1 and step == AT:
                 self.partition()
+            elif step == AT:
+                self._has_begun.wait(DEADLINE_S)  # else the other one is through before anything happens
             optimizer.step()
             if ctx.worker_index == 0:
                 with self._steps:
@@ -136,6 +139,7 @@ class Behind:
     def partition(self) -> None:
         assert self.proxy is not None
         self.proxy.swallows = self._swallows
+        self._has_begun.set()
         threading.Thread(target=self._heal, daemon=True, name="healer").start()
 
     def _heal(self) -> None:

@@ -1,9 +1,12 @@
 """A host that gives too little: descriptors, address space, a clock that jumps. The run goes on, or says why not."""
 
+import os
 from pathlib import Path
 
 import pytest
 from processes import BIN, Processes
+
+from paceline.launchers.descriptors import BASE, EACH_WORKER
 
 COUNT = Path(__file__).parents[1] / "integration" / "programs" / "count.py"
 RUN = f"{BIN}/paceline run --workers 2 --run-dir made"
@@ -16,7 +19,8 @@ time.time = lambda: real() + (86400.0 if next(calls) // 7 % 2 else -86400.0)
 
 def test_too_few_descriptors_are_refused_with_the_number_that_would_do(processes: Processes) -> None:
     said = processes.bash(f"ulimit -n 24 && {RUN} {COUNT} --total 20").ends_with(2)
-    assert "needs about 44 descriptors, and this system allows 24; raise it (ulimit -n 44)" in said.text
+    need = BASE + os.cpu_count() + 2 * EACH_WORKER
+    assert f"needs about {need} descriptors, and this system allows 24; raise it (ulimit -n {need})" in said.text
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,26 +15,36 @@ from processes import Gate, Process, Processes
 
 from paceline.checkpoint.read import load_newest
 from paceline.launchers.ports import Reserved
+from paceline.telemetry.ledger import Kind, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 STEPS, STOP = 60, 20
 
 
 class ByHand:
-    """Two ps and two workers with one run folder; worker 0 stands at the gate after its step 20."""
+    """Two ps and two workers with one run folder; worker 0 stands at the gate after its step 20, or as `stops` say."""
 
-    def __init__(self, processes: Processes, ports: Reserved, train: Path, gate: Gate, *flags: str) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        ports: Reserved,
+        train: Path,
+        gate: Gate,
+        *flags: str,
+        stops: Sequence[str] = (f"0:{STOP}",),
+    ) -> None:
         ps, workers = ports.addresses(2), ports.addresses(2)
         self.run = processes.folder / "run"
         hosts = [f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}"]
         self._common = [*hosts, "--run-dir", self.run, "--ledger", *flags]
-        self._processes, self._train, self._gate = processes, train, gate
+        self._processes, self._train = processes, train
+        self._gates = [word for stop in stops for word in ("--gate", f"{stop}:{gate.path}")]
         self.ps = [self.start("ps", index) for index in (0, 1)]
         self.workers = [self.start("worker", index) for index in (0, 1)]
 
     def start(self, job: str, index: int) -> Process:
         words = [f"--job_name={job}", f"--task_index={index}", *self._common]
-        script = [self._train, "--epochs", "3", "--batches", "20", "--gate", f"0:{STOP}:{self._gate.path}"]
+        script = [self._train, "--epochs", "3", "--batches", "20", *self._gates]
         return self._processes.paceline("serve", *words, *(script if job == "worker" else []), name=f"{job}:{index}")
 
     def saved_step(self) -> int:
@@ -53,6 +64,21 @@ class ByHand:
         self.ps[index].end()
         self.ps[index] = self.start("ps", index)
         self.ps[index].wait_for("^Started server")
+
+    def lose_with_chief(self, index: int) -> None:
+        """Kill a ps and the chief together, and start both again."""
+        for each in (self.ps[index], self.workers[0]):
+            each.signal(signal.SIGKILL)
+        for each in (self.ps[index], self.workers[0]):
+            each.end()
+        self._gates = []
+        self.ps[index], self.workers[0] = self.start("ps", index), self.start("worker", 0)
+
+    def end(self) -> str:
+        """All end well; what the workers said comes back."""
+        for each in (*self.workers, *self.ps):
+            each.ends_with(0)
+        return "\n".join([*self.workers[0].lines, *self.workers[1].lines])
 
     def events(self, kind: str) -> list[dict[str, object]]:
         told = [json.loads(line) for line in (self.run / "telemetry" / "worker-0.jsonl").read_text().splitlines()]
@@ -110,6 +136,55 @@ def test_in_async_only_the_lost_shard_goes_back(
     kept = served(cluster.ps[1 - lost])
     assert 2 * STEPS - 2 <= kept <= 2 * STEPS  # nothing of the other shard is lost
     assert served(cluster.ps[lost]) < kept
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_chief_is_lost_too(mode: str, processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
+    """Started again it has nothing but fresh values, and must not take a run that is on for a first start."""
+    cluster = ByHand(processes, ports, train, gate, "--mode", mode, "--save-every", "5", "--resume", "none")
+    gate.arrival()
+    cluster.saved_step()
+    cluster.lose_with_chief(1)
+    said = cluster.end()
+    told = re.findall(r"ps:1 lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 1", said)
+    assert len(told) == 1 and int(told[0]) >= 5
+    counts = [served(each) for each in cluster.ps]
+    assert counts[0] == counts[1] if mode == "sync" else counts[0] > counts[1]
+    restored = [r for r in read(cluster.run / "ledger" / "ps-0.bin") if r.kind == Kind.RESTORE]
+    assert len(restored) == (mode == "sync")  # where every push is an update, ps:0 keeps what it has
+
+
+def test_a_chief_that_begins_anew_does_not_reseed(
+    processes: Processes, ports: Reserved, train: Path, gate: Gate
+) -> None:
+    cluster = ByHand(processes, ports, train, gate, "--mode", "async", "--save-every", "none", "--reseed")
+    gate.arrival()
+    cluster.lose_with_chief(1)
+    cluster.end()
+    (event,) = cluster.events("reseed")
+    assert int(str(event["version"])) >= STOP
+    assert "reseed" in (cluster.run / "telemetry" / "worker-1.jsonl").read_text()
+
+
+def test_lost_again_it_goes_back_to_its_own_version(
+    processes: Processes, ports: Reserved, train: Path, gate: Gate
+) -> None:
+    """Where every push is an update, a shard that went back has made fewer than ps:0. verify looks at what is told."""
+    cluster = ByHand(processes, ports, train, gate, "--mode", "async", "--save-every", "5", stops=("0:20", "1:40"))
+    stands = gate.arrivals(2)
+    cluster.saved_step()
+    cluster.lose(1)
+    stands["worker:0"].release()
+    cluster.workers[0].ends_with(0)  # it has saved at its end
+    found = load_newest(cluster.run / "checkpoints")
+    assert found is not None
+    first, second = (shard.version for shard in found.state.shards)
+    assert second < first
+    cluster.lose(1)
+    stands["worker:1"].release()
+    said = cluster.end()
+    told = re.findall(r"ps:1 lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 2", said)
+    assert told == [str(second)]
 
 
 def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:

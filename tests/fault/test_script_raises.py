@@ -46,6 +46,7 @@ def test_a_worker_raises_and_the_rest_goes_on(
     assert (tmp_path / "made" / "checkpoints" / f"step-{summary['global_step']:08d}" / "MANIFEST.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_chief_raises_before_prepare_and_the_others_end_with_the_reason(
     processes: Processes, train: Path, tmp_path: Path
 ) -> None:

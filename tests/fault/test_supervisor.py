@@ -65,30 +65,28 @@ def events(folder: Path, task: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("mode", "killed"),
+    [("sync", 0), *(pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("sync", "async"))],
+    ids=["sync, the chief", "sync", "async"],
+)
 def test_a_killed_worker_comes_back_and_the_run_is_well(
-    mode: str, processes: Processes, script: Path, tmp_path: Path
+    mode: str, killed: int, processes: Processes, script: Path, tmp_path: Path
 ) -> None:
-    launcher = processes.paceline("run", f"--mode={mode}", "--run-dir=made", script, "1:1:step5:kill").ends_with(0)
-    said = "worker:1 was killed by SIGKILL; its log: made/logs/worker-1.log; starting it again (1 of 3)"
-    assert launcher.lines.count(said) == 1 and "Started again: worker:1 1x" in launcher.lines
+    flags, task = (f"--mode={mode}", "--run-dir=made"), f"worker:{killed}"
+    launcher = processes.paceline("run", *flags, script, f"{killed}:1:step5:kill").ends_with(0)
+    said = f"{task} was killed by SIGKILL; its log: made/logs/worker-{killed}.log; starting it again (1 of 3)"
+    assert launcher.lines.count(said) == 1 and f"Started again: {task} 1x" in launcher.lines
     assert "failed" not in launcher.text and "Root cause" not in launcher.text
     summary = summary_of(tmp_path)
     assert (summary["ok"], summary["lost"], summary["error"]) == (True, [], None)
-    assert (summary["restarts"], summary["restarts_by_task"]) == (1, {"worker:1": 1})
+    assert (summary["restarts"], summary["restarts_by_task"]) == (1, {task: 1})
     assert not any(row["lost"] for row in summary["workers"])
-    mine = events(tmp_path, "worker-1")
+    assert list((tmp_path / "made" / "checkpoints").glob("step-*/MANIFEST.json")), "it, or the chief, saves at the end"
+    mine = events(tmp_path, f"worker-{killed}")
     starts = [event["incarnation"] for event in mine if event["kind"] == "start"]
     assert starts == [first_incarnation(1), first_incarnation(2)]
     assert [(e["number"], e["code"], e["is_empty"]) for e in mine if e["kind"] == "restart"] == [(1, -9, False)]
-
-
-@pytest.mark.slow
-def test_the_chief_comes_back_and_saves_at_the_end(processes: Processes, script: Path, tmp_path: Path) -> None:
-    processes.paceline("run", "--mode=sync", "--run-dir=made", script, "0:1:step5:kill").ends_with(0)
-    summary = summary_of(tmp_path)
-    assert (summary["ok"], summary["restarts_by_task"]) == (True, {"worker:0": 1})
-    assert list((tmp_path / "made" / "checkpoints").glob("step-*/MANIFEST.json"))
 
 
 @pytest.mark.slow

@@ -66,11 +66,11 @@ def up_to(count: int) -> list[int]:
 @pytest.mark.parametrize(
     ("mode", "lane", "num_ps", "point"),
     [
-        ("sync", "tcp", 2, "sent"),
+        ("sync", "shm", 1, "sent"),
         *[slow("async", "shm", 1, point) for point in ("pulled", "backward", "sent", "answered", "done")],
         *[slow("async", "tcp", 2, point) for point in ("pulled", "half", "sent", "answered", "done")],
-        *[slow("sync", "shm", 1, point) for point in ("pulled", "backward", "sent", "answered", "done")],
-        *[slow("sync", "tcp", 2, point) for point in ("backward", "half", "answered", "done")],
+        *[slow("sync", "shm", 1, point) for point in ("pulled", "backward", "answered", "done")],
+        *[slow("sync", "tcp", 2, point) for point in ("backward", "half", "sent", "answered", "done")],
         *[slow("bounded", "shm", 2, point) for point in ("backward", "sent", "done")],
         *[slow("bounded", "tcp", 1, point) for point in ("half", "answered")],
         *[slow("local", "shm", 1, point) for point in ("pulled", "sent", "done")],

@@ -1,14 +1,17 @@
 """Bad input gets one sentence and exit code 2, and nothing has been made or started."""
 
 import os
+import re
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from processes import Process, Processes, is_listening
 
+from paceline.cli.main import main
 from paceline.launchers.ports import Reserved
 
 pytestmark = pytest.mark.timeout(120)
@@ -56,6 +59,7 @@ CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "no script": ((*SERVE, *HOSTS), "needs a script"),
     "nothing to be": (("serve", "train.py"), "--job_name"),
 }
+QUICK = ("unknown mode", "no script")  # real processes: one `run`, one `serve`
 
 
 @pytest.fixture
@@ -73,15 +77,43 @@ def check_refused(process: Process, folder: Path, sentence: str) -> None:
     assert left == {"train.py"}, "nothing was made"
 
 
+@pytest.fixture
+def words(name: str, ports: Reserved) -> tuple[list[str], str, list[str]]:
+    """The command line of a case, the sentence that it gets, and the addresses in it."""
+    given, sentence = CASES[name]
+    addresses = ports.addresses(3)
+    found = dict(zip("abc", (address.rpartition(":")[2] for address in addresses), strict=True))
+    return [word.format_map(found) for word in given], sentence.replace("{b}", found["b"]), addresses
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_refused_with_one_sentence(name: str, processes: Processes, ports: Reserved, folder: Path) -> None:
-    words, sentence = CASES[name]
-    found = dict(zip("abc", (address.rpartition(":")[2] for address in ports.addresses(3)), strict=True))
-    process = processes.paceline(*(word.format_map(found) for word in words))
-    check_refused(process, folder, sentence.replace("{b}", found["b"]))
-    assert not any(is_listening(f"127.0.0.1:{port}") for port in found.values())
+def test_refused(
+    words: tuple[list[str], str, list[str]],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same command lines as below, in this process."""
+    monkeypatch.chdir(folder)
+    before = threading.active_count()
+    with pytest.raises(SystemExit) as end:
+        main(words[0])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paceline: ") and re.search(words[1], line)
+    assert [path.name for path in folder.iterdir()] == ["train.py"], "nothing was made"
+    assert not any(is_listening(address) for address in words[2]) and threading.active_count() == before
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
+)
+def test_refused_with_one_sentence(words: tuple[list[str], str, list[str]], processes: Processes, folder: Path) -> None:
+    check_refused(processes.paceline(*words[0]), folder, words[1])
+    assert not any(is_listening(address) for address in words[2])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{oops", "[1, 2]", '{"cluster": {"worker": ["h:1"]}}'])
 def test_tf_config_that_cannot_be_meant(text: str, processes: Processes, folder: Path) -> None:
     check_refused(processes.paceline("serve", "train.py", TF_CONFIG=text), folder, "TF_CONFIG")
@@ -112,7 +144,7 @@ def test_a_port_in_use_says_by_whom(taken: str, processes: Processes, folder: Pa
     check_refused(process, folder, rf"{taken} is in use by .* \(pid {os.getpid()}\)")
 
 
-@pytest.mark.parametrize("job", ["ps", "worker"])
+@pytest.mark.parametrize("job", ["ps", pytest.param("worker", marks=pytest.mark.slow)])
 def test_a_port_in_use_by_hand(job: str, taken: str, processes: Processes, ports: Reserved, folder: Path) -> None:
     hosts = {"ps": ports.addresses(1)[0], "worker": ports.addresses(1)[0], job: taken}
     flags = [f"--ps_hosts={hosts['ps']}", f"--worker_hosts={hosts['worker']}", f"--job_name={job}", "--task_index=0"]
@@ -126,11 +158,11 @@ def test_a_port_in_use_by_hand(job: str, taken: str, processes: Processes, ports
     ("flag", "sentence"),
     [
         ("--optimizer=LBFGS", "LBFGS.* SGD, Adam, AdamW, Adagrad, Adadelta, Adamax, NAdam, RAdam, RMSprop, Rprop"),
-        ("--no-parameters", "the model ReLU has no parameters"),
+        pytest.param("--no-parameters", "the model ReLU has no parameters", marks=pytest.mark.slow),
     ],
 )
 def test_what_only_the_script_shows(flag: str, sentence: str, processes: Processes, folder: Path) -> None:
     process = processes.paceline("run", "--workers=1", "--run-dir=made", "train.py", flag).ends_with(2)
     process.wait_for(rf"^  paceline: .*{sentence}")
     assert "Traceback" not in process.text
-    assert process.text.count("paceline: ") == 1, "told once"
+    assert process.text.count("paceline: ") == 2, "told when it happened, and in the last block"

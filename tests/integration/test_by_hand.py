@@ -35,6 +35,7 @@ def cluster(processes: Processes, ports: Reserved, train: Path) -> ByHand:
     return ByHand(processes, ports, train)
 
 
+@pytest.mark.slow
 def test_any_start_order_and_any_form_of_flag_and_the_same_ports_again(cluster: ByHand) -> None:
     chief_comes_last(cluster)
     ps_comes_last(cluster)
@@ -112,6 +113,7 @@ def test_ctrl_c_in_the_middle_ends_every_task_with_130(cluster: ByHand, processe
     assert not any(is_listening(address) for address in (cluster.ps, cluster.worker_0, cluster.worker_1))
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_task_waits_for_the_others(cluster: ByHand, ports: Reserved, train: Path) -> None:
     ps = cluster.start("ps", 0)
     elsewhere = [f"--ps_hosts={ports.addresses(1)[0]}", f"--worker_hosts={ports.addresses(1)[0]}"]

@@ -39,7 +39,8 @@ def refused(process: Process, sentence: str) -> None:
     assert sentence in process.lines[0]
 
 
-@pytest.mark.parametrize("num_ps", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # in one process: test_join_while_switching
+@pytest.mark.parametrize("num_ps", [1, 2])
 def test_start_async_finish_sync(num_ps: int, processes: Processes, gate: Gate, tmp_path: Path) -> None:
     gates = [f"--gate={worker}:10:{gate.path}" for worker in (0, 1)]
     launcher = processes.paceline("run", f"--ps={num_ps}", "--run-dir=made", UNTIL, *gates)

@@ -96,6 +96,7 @@ def check_document_002(folder: Path, source: str) -> None:
         assert re.search(r"^Training ends @ \d+\.\d{6}$", log, re.M), log
 
 
+@pytest.mark.slow
 def test_document_002_with_the_hosts_in_flags(processes: Processes, ports: Reserved, folder: Path) -> None:
     commands = DOCUMENT_002.replace("/home/user/code/", "")
     for host in ("192.168.1.173:2222", "192.168.1.171:2222", "192.168.1.172:2222"):
@@ -141,6 +142,7 @@ date >> $dir/output-1
 """
 
 
+@pytest.mark.slow
 def test_document_003_with_the_cluster_in_the_script(processes: Processes, ports: Reserved, tmp_path: Path) -> None:
     ps, worker_0, worker_1 = localhost(ports, 3)
     script = SCRIPT_003.format(programs=str(PROGRAMS), ps=ps, worker_0=worker_0, worker_1=worker_1)

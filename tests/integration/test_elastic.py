@@ -38,6 +38,7 @@ def gates(gate: Gate, *places: str) -> list[str]:
     return [word for place in places for word in ("--gate", f"{place}:{gate.path}")]
 
 
+@pytest.mark.slow
 def test_a_third_worker_joins_and_the_run_waits_for_it(
     processes: Processes, gate: Gate, train: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_threads_start_the_first_and_wait_for_nobody_else() -> None:
     assert (told["ok"], told["global_step"]) == (True, 3)
 
 
+@pytest.mark.slow
 def test_no_room_and_no_run(processes: Processes, train: Path, gate: Gate, tmp_path: Path) -> None:
     launcher = processes.paceline("run", "--workers=1", "--run-dir=made", train, *gates(gate, "0:5"))
     held = gate.arrival()

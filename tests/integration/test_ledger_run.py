@@ -57,6 +57,7 @@ def test_I1_every_ledger_has_the_same_contributors(
     assert len(whole) > len(first) / 2, "most rounds have their K"
 
 
+@pytest.mark.slow  # quick, and in rounds: test_run
 def test_what_each_side_wrote_down_is_the_same(processes: Processes, train: Path, tmp_path: Path) -> None:
     processes.paceline("run", "--ps=2", "--run-dir=made", train).ends_with(0)
     for worker in range(2):
@@ -71,6 +72,7 @@ def test_what_each_side_wrote_down_is_the_same(processes: Processes, train: Path
     assert proof["records"] == size / led.RECORD_BYTES
 
 
+@pytest.mark.slow
 def test_a_doctored_ledger_is_told(processes: Processes, train: Path, tmp_path: Path) -> None:
     processes.paceline("run", "--mode=sync", "--run-dir=made", train).ends_with(0)
     path = tmp_path / "made" / "ledger" / "ps-0.bin"

@@ -20,6 +20,8 @@ from processes import DEADLINE_S, Gate, Process, Processes
 from tensorboardX.proto.event_pb2 import Event
 
 from paceline.cluster.spec import Task
+from paceline.telemetry import ledger
+from paceline.telemetry.ledger import Kind
 from paceline.telemetry.paths import RunPaths
 
 pytestmark = pytest.mark.timeout(180)
@@ -170,6 +172,16 @@ def test_the_run_folder_has_every_file(seen: Seen) -> None:
     rest = found - earlier - {name for name in found if name.startswith("tensorboard/")}
     assert rest == wanted | {f"{step}/MANIFEST.json"}
     assert seen.paths.secret.stat().st_mode & 0o077 == 0
+
+
+def test_what_each_side_wrote_down_is_the_same(seen: Seen) -> None:
+    for worker, steps in ((0, 20), (1, 60)):
+        mine = ledger.read(seen.paths.root / "ledger" / f"worker-{worker}.bin")
+        for ps in (0, 1):
+            theirs = ledger.read(seen.paths.root / "ledger" / f"ps-{ps}.bin")
+            applied = [r.push_id for r in theirs if (r.kind, r.other) == (Kind.APPLY, worker)]
+            assert applied == [r.push_id for r in mine if (r.kind, r.other) == (Kind.PUSH, ps)]
+            assert applied == list(range(1, steps + 1))
 
 
 def test_config_and_cluster_say_what_ran(seen: Seen) -> None:

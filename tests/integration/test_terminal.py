@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 VERBS = [[], ["run"], ["serve"], ["demo"], ["kv"], ["kv", "ls"], ["kv", "get"], ["lab"], ["lab", "run"]]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table_that_is_redrawn(processes: Processes, train: Path) -> None:
     words = ("run", "--workers=1", "--run-dir=made", train)
     process = processes.paceline(*words, in_terminal=True, TERM="xterm", COLUMNS="120").ends_with(0)

@@ -24,6 +24,7 @@ class Tasks:
         return self._processes.start(*command, name=f"{job}:{index}", TF_CONFIG=json.dumps(told))
 
 
+@pytest.mark.slow
 def test_chief_worker_ps_and_an_evaluator_outside(
     processes: Processes, ports: Reserved, gate: Gate, train: Path, tmp_path: Path
 ) -> None:

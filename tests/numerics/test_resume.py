@@ -1,5 +1,6 @@
 """Stopped anywhere and resumed with the same workers is the uninterrupted run, bit for bit; with others it goes on."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -175,6 +176,36 @@ def test_another_number_of_ps_and_workers_goes_on_with_the_same_numbers(tmp_path
         for slot in ("step", "exp_avg", "exp_avg_sq"):
             assert_same(slots[f"{name}.{slot}"], begun[1]["slots"][number][slot], f"{name}.{slot}")
     assert load(tmp_path / "checkpoints" / "step-00000012").state.num_workers == 3
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_saved_while_others_train_on(mode: str, tmp_path: Path) -> None:
+    """1 of 2 workers makes a round: nobody stands still, and yet no checkpoint has two versions. Older ones go."""
+
+    def train(ctx: Any) -> None:
+        torch.set_num_threads(1)
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader_of())
+        for _ in ctx.epochs(12):
+            for x, y in loader:
+                optimizer.zero_grad()
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    options = {"replicas_to_aggregate": 1} if mode == "sync" else {}
+    paceline.launch(train, ps=2, workers=2, mode=mode, run_dir=str(tmp_path), save_every="3", keep=2, **options)
+    text = "".join(path.read_text() for path in (tmp_path / "telemetry").glob("worker-*.jsonl"))
+    told = [json.loads(line) for line in text.splitlines() if '"pause_ms"' in line and '"write_s"' in line]
+    assert len(told) > 2
+    assert all(each["bytes"] > 0 and each["pause_ms"] > 0 and each["write_s"] > 0 for each in told)
+    left = sorted((tmp_path / "checkpoints").iterdir())
+    assert len(left) == 2
+    for path in left:
+        state = load(path).state
+        assert len(state.workers) == 2
+        if mode == "sync":
+            assert {shard.version for shard in state.shards} == {state.global_step}
 
 
 @pytest.mark.parametrize("wrong", ["model", "optimizer", "path"])

@@ -1,12 +1,17 @@
 """A worker that is started again goes on where its predecessor was: each batch is pushed once, with its own options."""
 
+import json
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.read import load_newest
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from process_fixtures import started_processes
+from process_fixtures import PROGRAMS, started_processes
+from processes import Gate
 
 PROGRAM = Path(__file__).with_name("programs") / "goes_on.py"
 FLAGS = ["--ps", "1", "--workers", "2", "--mode", "async", "--lease-s", "0.5", "--save-every", "none"]
@@ -37,3 +42,26 @@ def test_a_plain_range_begins_again_and_is_told(tmp_path: Path) -> None:
     pushed(tmp_path / "parts", "--kill-at", "17", "--plain")
     log = (tmp_path / "parts" / "run" / "logs" / "worker-1.log").read_text()
     assert log.count("`for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("ps", ["1", "2"])
+def test_ctrl_c_saves_first_and_resume_goes_on_there(ps: str, tmp_path: Path) -> None:
+    """Interrupted in the middle of an epoch of 20 batches, with nothing saved before."""
+    with started_processes(tmp_path) as processes:
+        gate = Gate(tmp_path)
+        run = ["run", "--run-dir", "run", "--ps", ps, "--workers", "2", "--mode", "sync"]
+        first = processes.paceline(*run, PROGRAMS / "train.py", "--gate", f"0:27:{gate.path}")
+        gate.arrival()
+        first.signal(signal.SIGINT)
+        first.ends_with(130)
+        gate.close()
+        saved = load_newest(tmp_path / "run" / "checkpoints")
+        assert saved is not None and saved.state.global_step in (26, 27)
+        assert "Interrupted: saving before the end" in (tmp_path / "run" / "logs" / "worker-0.log").read_text()
+        processes.paceline(*run, "--resume", "auto", PROGRAMS / "train.py").ends_with(0)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert told["ok"]
+    # The other worker may have been a second behind when its last heartbeat told where it was.
+    assert 40 <= told["global_step"] <= 40 + 27

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 from rich.console import Console
+from small_checkpoint import write_step
 
 import paceline.errors
 from paceline.cli import main as cli
@@ -27,6 +28,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.launchers import closing, entry, joining, live, local, ports, supervisor
 from paceline.launchers import task as tasks
+from paceline.telemetry.lines import error_line
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker.control import Running, running
@@ -765,10 +767,27 @@ def test_the_last_traceback_of_a_log_is_the_reason(tmp_path: Path) -> None:
     assert "KeyError: 1" not in closing.reason(log)
 
 
-def test_the_model_is_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "paceline: worker:1 was given up, and comes back",
+        "paceline: an iterable dataset is not shared out: every worker iterates all of it, unless it splits itself",
+    ],
+)
+def test_what_a_task_says_by_the_way_is_no_error(notice: str, tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    log.write_text(f"{notice}\n")
+    assert closing.gist(closing.reason(log)) == ""
+    log.write_text(f"{notice}\n{error_line(UsageError('2 ps are needed'))}\n{notice}\n")
+    assert closing.gist(closing.reason(log)) == "paceline: error: 2 ps are needed"
+
+
+def test_the_model_is_what_resume_auto_would_take(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    for name, is_complete in (("step-00000100", True), ("step-00000200", True), ("step-00000300", False)):
-        (paths.checkpoints / name).mkdir(parents=True)
-        if is_complete:
-            (paths.checkpoints / name / "MANIFEST.json").write_text("{}")
+    assert closing.newest_checkpoint(paths) is None
+    write_step(paths.checkpoints, 300)
+    write_step(paths.checkpoints, 200, lineage=1)  # the cluster went back, and trained on from there
+    torn = write_step(paths.checkpoints, 400, lineage=1)
+    (torn / "model.safetensors").write_bytes(b"")
+    (paths.checkpoints / "step-00000500").mkdir()
     assert closing.newest_checkpoint(paths) == paths.checkpoints / "step-00000200"

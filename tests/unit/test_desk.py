@@ -2,10 +2,11 @@
 
 import pytest
 
-from paceline.cluster.membership import first_incarnation
+from paceline.cluster.membership import first_incarnation, incarnation_by_hand
 from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
+from paceline.params.layout import Layout, TensorSpec
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Desk
 from paceline.transport.security import Role
@@ -23,6 +24,7 @@ class Said:
 
     bytes_in = bytes_out = 0
     role = Role.WORKER
+    shares_memory = False
 
     def __init__(self) -> None:
         self.messages: list[object] = []
@@ -32,6 +34,9 @@ class Said:
         self.messages.append(message)
 
     def shutdown(self) -> None:
+        pass
+
+    def set_send_timeout(self, seconds: float) -> None:
         pass
 
 
@@ -228,3 +233,66 @@ def test_one_that_trains_does_not_resume() -> None:
     asked.ask(1, m.Pause())
     asked.ask(1, m.Resume())
     assert asked.core.state.clocks[1] == 3, "one that trains again is no slower than the slowest"
+
+
+# --- who it is --------------------------------------------------------------------------------------------------------
+
+LAYOUT = Layout((TensorSpec("w", (3,), (1,), "float32", 0),))
+OPTIMIZER = m.OptimizerSpec("SGD", [{"lr": 0.1}])
+
+
+def joining(worker: int, incarnation: int) -> m.Join:
+    return m.Join("worker", worker, incarnation, "r", worker == 0, "sync", "bytes", 2, LAYOUT, OPTIMIZER)
+
+
+@pytest.mark.parametrize("leaves", ["dies", "is evicted", "is given up"])
+def test_by_hand_one_whose_clock_was_set_back_gets_in_when_the_other_has_left(leaves: str) -> None:
+    later, earlier = incarnation_by_hand(1_790_000_060), incarnation_by_hand(1_790_000_000)
+    asked = Asked(num_workers=2)
+    asked.core.drop((1, 1))
+    asked.join(1, later)
+    (told,) = asked.ask(stranger(), joining(1, earlier))
+    assert isinstance(told, m.Fenced) and told.is_taken, "the later one is there"
+    if leaves == "is given up":
+        asked.ask(stranger(Role.LAUNCHER), m.Lost(1, incarnation=later))
+        with pytest.raises(Refused, match="given up for good"):
+            asked.ask(stranger(), joining(1, later))
+    else:
+        asked.core.drop((1, later))
+        if leaves == "is evicted":
+            asked.core.members.fence(1, later)
+    (told,) = asked.ask(stranger(), joining(1, earlier))
+    assert isinstance(told, m.Fenced) and (told.incarnation, told.is_taken) == (later, False)
+    again = stranger()
+    (joined,) = asked.ask(again, joining(1, told.incarnation + 1))
+    assert isinstance(joined, m.Joined) and again.key == (1, later + 1)
+
+
+@pytest.mark.parametrize("request_of", [m.Copy, m.FreeCopy])
+def test_only_one_that_counts_saves(request_of: type[m.Copy | m.FreeCopy]) -> None:
+    asked = Asked(num_workers=2)
+    saver = stranger()
+    assert len(asked.ask(saver, request_of(1, 1))) == 1, "on a connection of its own"
+    for worker, incarnation in ((1, 2), (2, 1), (-1, 1), (1, 0)):
+        with pytest.raises(Refused, match="only a worker of the run may save"):
+            asked.ask(saver, request_of(worker, incarnation))
+    with pytest.raises(Refused, match="only a worker of the run may save"):
+        asked.ask(0, request_of(1, 1))  # another one's numbers
+    asked.core.drop((1, 1))
+    assert len(asked.ask(saver, request_of(1, 1))) == 1, "away for a moment"
+    asked.core.members.fence(1, 1)
+    with pytest.raises(Refused, match="only a worker of the run may save"):
+        asked.ask(saver, request_of(1, 1))
+
+
+def test_only_one_that_nobody_newer_is_known_of_brings_values() -> None:
+    asked = Asked(num_workers=2)
+    asked.join(1, 3)
+    for worker, incarnation in ((1, 2), (2, 1), (0, 0)):
+        with pytest.raises(Refused, match="no values to bring"):
+            asked.ask(stranger(), m.Rewind(worker, incarnation, 1, False, LAYOUT, OPTIMIZER))
+    with pytest.raises(Refused, match="no values to bring"):
+        asked.ask(0, m.Rewind(1, 3, 1, False, LAYOUT, OPTIMIZER))
+    assert asked.core.is_initialised and asked.core.shard is None, "nothing has begun"
+    assert asked.ask(stranger(), m.Rewind(1, 3, 1, False, LAYOUT, OPTIMIZER)) == [m.Done()]
+    assert not asked.core.is_initialised

@@ -120,7 +120,7 @@ names = st.sampled_from([kind.__name__ for kind in m.Message.__subclasses__()])
 fields = st.sampled_from(sorted({name for kind in m.Message.__subclasses__() for name in kind.__struct_fields__}))
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(names, st.dictionaries(fields, objects, max_size=6))
 def test_a_message_with_the_wrong_fields_is_a_protocol_error(name: str, content: dict[str, object]) -> None:
     try:

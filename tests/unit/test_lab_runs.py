@@ -194,6 +194,7 @@ def cell_of(title: str, module: str, **fields: object) -> Cell:
     return msgspec.structs.replace(made, **fields)
 
 
+@pytest.mark.slow
 def test_runs_that_fail_do_not_stop_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

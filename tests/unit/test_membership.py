@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cluster.membership import Membership, Phase, first_incarnation, last_incarnation
+from paceline.cluster.membership import Membership, Phase, first_incarnation, incarnation_by_hand, last_incarnation
 
 
 @pytest.fixture
@@ -175,6 +175,46 @@ def test_a_later_start_has_the_place_of_an_earlier_one() -> None:
     started_s = 1_790_000_000
     members.join(0, started_s, now_s=2.0)
     assert members.is_taken(0, started_s - 60), "by hand a minute earlier is another process"
+
+
+@pytest.mark.parametrize("leaves", ["leave", "fence", "lose", "close"])
+def test_by_hand_a_clock_that_was_set_back_locks_nobody_out(leaves: str) -> None:
+    members, later, earlier = Membership(1), incarnation_by_hand(1_790_000_060), incarnation_by_hand(1_790_000_000)
+    members.join(0, later, now_s=0.0)
+    assert not members.join(0, earlier, now_s=1.0) and members.is_taken(0, earlier), "the later one is there"
+    if leaves != "close":
+        members.leave(0, later)
+    getattr(members, leaves)(*((0,) if leaves == "close" else (0, later)))
+    assert not members.join(0, earlier, now_s=1.0)
+    assert not members.is_taken(0, earlier) and not members.is_given_up(0, earlier)
+    assert members.join(0, later + 1, now_s=1.0), "as the next one it gets in"
+
+
+def test_a_launcher_s_earlier_start_stays_out_whoever_is_there() -> None:
+    members = Membership(1)
+    members.join(0, first_incarnation(2), now_s=0.0)
+    members.leave(0, first_incarnation(2))
+    assert members.is_taken(0, first_incarnation(1)), "it counts its starts itself"
+    members.lose(0, last_incarnation(first_incarnation(2)))
+    assert members.is_given_up(0, first_incarnation(1)) and members.is_given_up(0, first_incarnation(2))
+    assert not members.is_given_up(0, first_incarnation(3))
+
+
+def test_what_counts_is_the_incarnation_that_is_in_or_has_left_by_itself(members: Membership) -> None:
+    assert members.counts(0, 1) and members.may_come(0, 1) and members.may_come(0, 2)
+    assert not any((members.counts(0, 2), members.counts(3, 1), members.counts(-1, 1), members.may_come(3, 1)))
+    assert not Membership(1).counts(0, 0), "nobody has come yet"
+    assert Membership(1).may_come(0, 1) and not Membership(1).may_come(0, 0)
+    members.join(0, 2, now_s=11.0)
+    assert not members.counts(0, 1) and not members.may_come(0, 1), "there is a newer one"
+    members.leave(0, 2)
+    assert members.counts(0, 2), "its connection ended, and it comes back"
+    members.fence(0, 2)
+    assert not members.counts(0, 2) and members.may_come(0, 2)
+    members.close(1)
+    assert members.counts(1, 1) and not members.may_come(1, 1), "the last checkpoint is written by one that has closed"
+    members.lose(2)
+    assert not members.counts(2, 1) and not members.may_come(2, 1)
 
 
 def test_only_one_that_has_left_is_fenced(members: Membership) -> None:

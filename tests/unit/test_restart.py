@@ -7,7 +7,7 @@ from paceline.launchers.restart import FIRST_S, HEALTHY_S, LONGEST_S, Again, End
 KILLED = Ended(code=-9)
 
 
-@pytest.mark.parametrize("code", [-9, -11, -6, -15, 1, 4, 255])
+@pytest.mark.parametrize("code", [-9, -11, -6, -15, 1, 5, 255])
 def test_a_task_that_failed_is_started_again(code: int) -> None:
     assert decide([Ended(code=code)], 3) == Again(after_s=FIRST_S)
 
@@ -17,7 +17,9 @@ def test_one_that_has_done_its_share_is_not() -> None:
     assert decide([KILLED, Ended(code=0)], 3) == Over()
 
 
-@pytest.mark.parametrize(("code", "why"), [(2, "its own message"), (3, "waited as long"), (130, "interrupted")])
+@pytest.mark.parametrize(
+    ("code", "why"), [(2, "its own message"), (3, "waited as long"), (4, "trained to the end"), (130, "interrupted")]
+)
 def test_one_that_says_itself_that_it_would_only_repeat_is_not(code: int, why: str) -> None:
     decision = decide([Ended(code=code)], 3)
     assert isinstance(decision, Over) and why in decision.why
@@ -56,6 +58,15 @@ def test_another_error_or_a_step_in_between_is_not(second: Ended) -> None:
 
 def test_kills_are_never_the_same_error() -> None:
     assert isinstance(decide([KILLED, KILLED, KILLED], 3), Again)
+
+
+@pytest.mark.parametrize("code", [-9, -15, -2])
+def test_what_a_killed_one_had_said_before_is_no_error(code: int) -> None:
+    killed = Ended(code=code, gist="ValueError: caught, and printed")
+    failed = Ended(code=1, gist=killed.gist)
+    for ends in ([killed, killed], [failed, killed], [killed, failed]):
+        assert isinstance(decide(ends, 3), Again)
+    assert isinstance(decide([failed, failed], 3), Over)
 
 
 def test_it_waits_longer_each_time_up_to_a_limit() -> None:

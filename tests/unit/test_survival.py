@@ -76,11 +76,13 @@ def check_all_deaths(
     return points
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_async_every_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert check_all_deaths(monkeypatch, lambda: life(optimizer, ASYNC), 3, every=2) > 60
+def test_async_every_optimizer(optimizer: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_all_deaths(monkeypatch, lambda: life(optimizer, ASYNC), 3, every=every) > 60
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "mode",
     [
@@ -92,8 +94,8 @@ def test_async_every_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=str,
 )
-def test_every_mode(mode: ModeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_all_deaths(monkeypatch, lambda: life("Adam", mode), 6)
+def test_every_mode(mode: ModeSpec, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_deaths(monkeypatch, lambda: life("Adam", mode), 6, every=every)
 
 
 def test_gradients_that_are_missing_in_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,10 @@ def test_a_good_run_has_no_violation(name: str, runs: dict[str, Run]) -> None:
     kinds = {record.kind for records in runs[name].values() for record in records}
     assert {Kind.START, Kind.MODE, Kind.ENTER, Kind.APPLY, Kind.PUSH, Kind.ANSWER, Kind.PULL, Kind.LEAVE} <= kinds
     assert (Kind.ROUND in kinds) == (RUNS[name]["mode"] == "sync")
-    assert any(r.kind == Kind.DISCARD and r.outcome == Outcome.NOT_FINITE for r in runs[name]["ps-0"]), "the NaN"
+    discarded = {(r.other, r.push_id): r.outcome for r in runs[name]["ps-0"] if r.kind == Kind.DISCARD}
+    may_be_late = "replicas_to_aggregate" in RUNS[name]
+    why = (Outcome.NOT_FINITE, Outcome.DISCARDED) if may_be_late else (Outcome.NOT_FINITE,)
+    assert discarded[1, 4] in why, "the NaN"
 
 
 def test_a_run_that_ended_anywhere_has_no_violation(runs: dict[str, Run]) -> None:
@@ -196,6 +199,8 @@ def test_the_story_tells_what_was_moved_though_the_numbers_fit(runs: dict[str, R
     records = list(runs[name][file])
     one = records[index]
     same = [i for i, r in enumerate(records) if (r.kind, r.other) == (one.kind, one.other) and r != one]
+    if not same:
+        return  # the only one of its kind
     with_ = data.draw(st.sampled_from(same))
     records[index], records[with_] = records[with_], one
     assert not verdict({**runs[name], file: numbered(records)}).is_ok, (name, file, one, records[index])

@@ -21,7 +21,7 @@ class SavePolicy:
             self._seconds = float(every[:-1]) * SECONDS[every[-1]]
         elif every != "none":
             self._updates = int(every)
-        self._last_s: float | None = None
+        self.last_s: float | None = None
 
     def is_due(self, version: int, now_s: float) -> bool:
         """Whether what this version holds is to be saved."""
@@ -29,10 +29,10 @@ class SavePolicy:
             return version % self._updates == 0
         if self._seconds is None:
             return False
-        if self._last_s is None:
-            self._last_s = now_s  # the first period begins with the first update
-        return now_s - self._last_s >= self._seconds
+        if self.last_s is None:
+            self.last_s = now_s  # the first period begins with the first update
+        return now_s - self.last_s >= self._seconds
 
     def saved(self, now_s: float) -> None:
         """One is being made: the next period begins."""
-        self._last_s = now_s
+        self.last_s = now_s

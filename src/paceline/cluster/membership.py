@@ -38,6 +38,15 @@ def last_incarnation(incarnation: int) -> int:
     return incarnation if incarnation >= BY_HAND else (incarnation - 1 >> STARTS_SHIFT) + 1 << STARTS_SHIFT
 
 
+def incarnation_by_hand(now_s: float) -> int:
+    """Where nobody counts starts, the clock does: a later start has a larger one, unless the clock was set back.
+
+    >>> incarnation_by_hand(1_790_000_000.5), incarnation_by_hand(60.0) == BY_HAND
+    (1790000000, True)
+    """
+    return max(BY_HAND, int(now_s))
+
+
 class Phase(Enum):
     """What a worker is doing, as its ps knows it."""
 
@@ -110,8 +119,19 @@ class Membership:
         return True
 
     def is_taken(self, worker: int, incarnation: int) -> bool:
-        """Of one that may not join: whether a later start has its place. Else it may come as a newer incarnation."""
-        return self._members[worker].incarnation > last_incarnation(incarnation)
+        """Of one that may not join: whether a later start has its place. Else it may come as a newer incarnation.
+
+        By hand, where the clock counts, one that was set back makes a later start look like an earlier one: then only
+        somebody who is there has taken the place."""
+        member = self._members[worker]
+        is_later = member.incarnation > last_incarnation(incarnation)
+        return is_later and (incarnation < BY_HAND or member.phase in LIVE)
+
+    def is_given_up(self, worker: int, incarnation: int) -> bool:
+        """Of one that may not join: whether it was said that this start of it will not come back."""
+        known = self._members[worker].incarnation
+        is_of_it = incarnation == known or (incarnation < BY_HAND and incarnation < known)
+        return self._members[worker].phase is Phase.LOST and is_of_it
 
     def fence(self, worker: int, incarnation: int) -> None:
         """This one is evicted: it has left, and comes back as a newer incarnation only."""
@@ -122,6 +142,18 @@ class Membership:
     def is_current(self, worker: int, incarnation: int) -> bool:
         member = self._members[worker]
         return member.incarnation == incarnation and member.phase in LIVE
+
+    def counts(self, worker: int, incarnation: int) -> bool:
+        """Whether this is the incarnation that is in, or was in last and has left by itself; never one that is void."""
+        if not self.knows(worker) or self._members[worker].incarnation != incarnation:
+            return False
+        return self._members[worker].phase not in (Phase.ABSENT, Phase.FENCED, Phase.LOST)
+
+    def may_come(self, worker: int, incarnation: int) -> bool:
+        """Whether nobody newer than this one is known, and it was not given up, nor has closed."""
+        if not self.knows(worker) or incarnation < max(1, self._members[worker].incarnation):
+            return False
+        return self._members[worker].phase not in (Phase.CLOSED, Phase.LOST)
 
     def heard(self, worker: int, incarnation: int, now_s: float) -> None:
         if self._members[worker].incarnation == incarnation:

@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = False  # gradients are sent while backward runs
     min_workers: int = 1  # below it training pauses
     started_workers: int | None = None  # of an elastic cluster: how many the launcher starts; the rest may join
-    ledger: bool = False  # every ps writes down which gradients made which update
+    ledger: bool = False  # every task writes down what happens to gradients, for `paceline verify`
     slow: str = ""  # worker:1=5x: that worker sleeps as if it were five times slower
     placement: str = "bytes"
     lane: str = "auto"

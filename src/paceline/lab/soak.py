@@ -18,6 +18,7 @@ STOP_S = 3.0  # three leases: the worker is out, and must come back
 CUT_S = 2.0
 WARM_S = 20.0  # from the first process until what is measured begins
 LONG_MINUTES = 10.0  # from here on faults are rarer and quiet times longer
+BRIEF_MINUTES = 2.0  # below, quiet times are shorter: enough to see what happens, not to measure the throughput
 BAR = 0.95  # of the fault-free throughput must be kept
 MOST = {"processes": 0, "threads": 2, "descriptors": 4, "memory": 32 << 20}  # more at the end than at the start
 
@@ -52,7 +53,8 @@ def plan(minutes: float, seed: int = 0) -> Plan:
     """Blocks of faults between quiet times; a block ends one period after its last fault, so that what a fault costs
     lies within it."""
     is_long = minutes >= LONG_MINUTES
-    period_s, quiet_s, blocks = (29.0, 60.0, 4) if is_long else (10.0, 20.0, 2)
+    quiet_s = 60.0 if is_long else 20.0 if minutes >= BRIEF_MINUTES else 10.0
+    period_s, blocks = (29.0, 4) if is_long else (10.0, 2)
     count = max(blocks, round(60 * minutes / period_s))
     shares = [count // blocks + (block < count % blocks) for block in range(blocks)]
     phases, faults, at_s = [], [], WARM_S
@@ -71,7 +73,7 @@ def plan(minutes: float, seed: int = 0) -> Plan:
         phases=tuple(phases),
         faults=tuple(faults),
         references=5 if is_long else 3,
-        reference_s=WARM_S + 20.0,
+        reference_s=WARM_S + min(quiet_s, 20.0),
     )
 
 

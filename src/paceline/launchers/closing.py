@@ -9,13 +9,16 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.checkpoint import read
 from paceline.cluster.spec import Task
 from paceline.telemetry import faults
+from paceline.telemetry.lines import ERROR
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Metrics, ModeChange, WorkerReport
 
 TRACEBACK = "Traceback (most recent call last)"
 TAIL_BYTES = 64 * 1024
+NOT_SAVED = "the final model could not be saved"
 TAIL_LINES = 15
 SHOWN_LINES = 60
 
@@ -41,7 +44,7 @@ def reason(log: Path, begin: int = 0) -> list[str]:
         lines = log.read_bytes()[begin:][-TAIL_BYTES:].decode(errors="replace").splitlines()
     except OSError:
         return []
-    said = [number for number, line in enumerate(lines) if line.startswith("paceline: ")]
+    said = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
     begins = [number for number, line in enumerate(lines) if line.lstrip("| +").startswith(TRACEBACK)]
     if said and not begins:
         return lines[said[-1] :][:SHOWN_LINES]
@@ -55,15 +58,19 @@ def gist(lines: list[str]) -> str:
 
     >>> gist(["Traceback (most recent call last):", "  File x", "ValueError: 2", "bye"])
     'ValueError: 2'
+    >>> gist(["paceline: worker:1 was given up, and comes back"])
+    ''
     """
     if lines and lines[0].startswith(TRACEBACK):
         return next((line for line in lines[1:] if line and not line.startswith(" ")), "")
-    return lines[0] if lines and lines[0].startswith("paceline: ") else ""
+    return lines[0] if lines and lines[0].startswith(ERROR) else ""
 
 
 def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] = (), resume: str = "") -> str:
     """The last lines of a run: why it failed, what was done, by whom, how fast, and where everything lies."""
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
+    if summary["error"] == NOT_SAVED:
+        outcome = f"Training done, but {NOT_SAVED}"
     if summary["error"] == "interrupted":
         outcome = "Training interrupted"
     changes = msgspec.convert(summary["modes"], list[ModeChange])
@@ -78,7 +85,8 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
         injected = msgspec.convert(summary["chaos"], list[faults.Injected])
         lines.append(f"Faults injected (--chaos): {faults.told(injected)}")
     model = newest_checkpoint(paths)
-    lines.append(f"Model: {shown(model)}" if model else "Model: none was saved")
+    older = ", which is not the final one" if summary["error"] == NOT_SAVED else ""
+    lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
     lines.append(f"Summary: {shown(paths.summary)}")
     lines.append(f"What the tasks printed: {shown(paths.root / 'logs')}")
     lines.append(f"Run folder: {shown(paths.root)}")
@@ -120,9 +128,11 @@ def metrics(values: Metrics) -> str:
 
 
 def newest_checkpoint(paths: RunPaths) -> Path | None:
-    """The last complete checkpoint; its manifest is written last."""
-    complete = [path.parent for path in paths.checkpoints.glob("step-*/MANIFEST.json")]
-    return max(complete, key=lambda path: path.name, default=None)
+    """What `--resume auto` would go on from, as far as sizes tell."""
+    try:
+        return read.newest(paths.checkpoints)
+    except OSError:
+        return None
 
 
 def shown(path: Path) -> str:

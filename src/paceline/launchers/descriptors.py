@@ -3,9 +3,11 @@
 Called by launchers/local and launchers/serving. Raises the soft limit as far as the system allows.
 """
 
+import os
+
 from paceline.errors import UsageError
 
-BASE = 32  # of a ps without workers: its log, its listeners, its memory, what Python itself has open
+BASE = 40  # of a ps without workers: its log, its listeners, its memory, what Python itself has open
 EACH_WORKER = 6  # its two connections, its slot and its sum, and room for one that comes back
 
 
@@ -15,7 +17,7 @@ def check(num_workers: int) -> None:
         import resource
     except ImportError:
         return  # no such limit here
-    need = BASE + EACH_WORKER * num_workers
+    need = BASE + (os.cpu_count() or 1) + EACH_WORKER * num_workers  # and an undo area a core
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return

@@ -26,17 +26,20 @@ from paceline.errors import (
     EXIT_TRAINING,
     AuthenticationError,
     ConnectionLost,
+    NotSaved,
     PacelineError,
     Refused,
     UsageError,
     WaitTimeout,
 )
 from paceline.launchers.kernel import die_with
+from paceline.launchers.output import keep_printing
+from paceline.telemetry.lines import error_line
 
 SIGNAL_S = 0.5
 THREADS = "OMP_NUM_THREADS"
 # Where these were raised adds nothing.
-TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout)
+TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout, NotSaved)
 
 
 loaded_with: dict[str, str] = {}  # in a forked task: what torch, which was imported before the script, was told
@@ -65,6 +68,7 @@ def check_program(program: Program) -> None:
 def become(assignment: Assignment, program: Program | None) -> int:
     """Be this task in this process until it is over; its exit code comes back."""
     os.environ.update(encode_for_child(assignment))  # where paceline.init() in the script looks first
+    keep_printing()
     if program is None:
         code = guarded(lambda: serve(assignment))
     else:
@@ -115,7 +119,7 @@ def guarded(body: Callable[[], None]) -> int:
         if isinstance(error, ConnectionLost) and is_interrupted_too():
             print("Interrupted.", file=sys.stderr)
             return EXIT_INTERRUPTED
-        print(f"paceline: {error}", file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return error.exit_code
     except BaseException as error:
         traceback.print_exception(type(error), error, script_part(error.__traceback__))

@@ -3,7 +3,7 @@
 Called by launchers/supervisor, one Keeper a ps task; server/memory is the other side. Must never look into the memory.
 
 The ps says over a SOCK_SEQPACKET pair, a msgpack message each: 1. keep NAME (with one descriptor; a known name is
-replaced at once), answered `ok`; 2. free NAME, answered `ok`; 3. give, answered by a message with a descriptor for
+replaced at once); 2. free NAME; 3. give, answered by a message with a descriptor for
 every piece, and then the end. Each start of the ps has a pair of its own; the descriptors stay over all of them.
 """
 
@@ -11,38 +11,16 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Literal
 
 import msgspec
 
 from paceline.params.arena import has_shared_memory
-from paceline.server.memory import Kept, Memory, Unkept
+from paceline.server.memory import Kept, Memory, Piece, Said, Unkept
 
 VARIABLE = "PACELINE_KEEPER_FD"
 MAX_MESSAGE = 4096
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # no other task shall hold a ps's memory
 DRAIN_S = 5.0  # a ps that died may have said a last thing that was not read yet
-
-
-class Said(msgspec.Struct, frozen=True):
-    """What a ps wants."""
-
-    op: Literal["keep", "free", "give"]
-    name: str = ""
-    size_bytes: int = 0
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """One memfd, as it is announced to a ps that was started again."""
-
-    name: str
-    size_bytes: int
-
-
-class End(msgspec.Struct, frozen=True):
-    """No more pieces."""
-
-    end: bool = True
 
 
 class Keeper:
@@ -122,14 +100,13 @@ class Keeper:
                 self._pieces[said.name] = (descriptors.pop(), said.size_bytes)
         for descriptor in [*descriptors, *([before[0]] if before else [])]:
             os.close(descriptor)
-        side.send(b"ok")
 
     def _give(self, side: socket.socket) -> None:
         with self._lock:
             pieces = dict(self._pieces)
         for name, (descriptor, size_bytes) in pieces.items():
             socket.send_fds(side, [msgspec.msgpack.encode(Piece(name, size_bytes))], [descriptor])
-        side.send(msgspec.msgpack.encode(End()))
+        side.send(msgspec.msgpack.encode(Piece(end=True)))
 
 
 def kept_memory() -> Memory:

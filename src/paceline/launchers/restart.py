@@ -9,7 +9,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import msgspec
 
-from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_USAGE
 
 FIRST_S = 0.1
 LONGEST_S = 5.0
@@ -20,6 +20,7 @@ FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT)  # says nothing about the task itse
 FINAL = {
     EXIT_USAGE: "its own message says what to change",
     EXIT_CLUSTER: "it has waited as long as it may",
+    EXIT_NOT_SAVED: "it has trained to the end",
     EXIT_INTERRUPTED: "it was interrupted",
 }
 
@@ -68,8 +69,10 @@ def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
 
 
 def is_repeating(ends: Sequence[Ended]) -> bool:
-    """The same error twice, and nothing was done in between."""
-    return len(ends) > 1 and ends[-1].gist != "" and ends[-1].gist == ends[-2].gist and not ends[-1].has_stepped
+    """The same error twice, and nothing was done in between. One that was killed from outside made no error."""
+    if len(ends) < 2 or ends[-1].has_stepped or any(end.code in FROM_OUTSIDE for end in ends[-2:]):
+        return False
+    return ends[-1].gist != "" and ends[-1].gist == ends[-2].gist
 
 
 def back_off_s(ends: Sequence[Ended]) -> float:

@@ -79,7 +79,10 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
     core = service.core
     if settings.ledger and paths is not None:
-        core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))
+        try:
+            core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))
+        except OSError as error:  # a full disk must not cost what is held in memory
+            say(f"{task} writes no ledger, so nobody can verify this run: {error}")
     is_back = core.recover()
     if is_back:
         say(f"ps:{task.index} is back, with all that it knew: {core.state.version} updates")

@@ -18,7 +18,7 @@ import msgspec
 
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
-from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
+from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
 from paceline.launchers import chaos, closing
 from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
@@ -152,6 +152,8 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
         return EXIT_INTERRUPTED, end.value
     if not failures:
         return (EXIT_OK, None) if end is End.WORKERS_ENDED else (EXIT_CLUSTER, end.value)
+    if set(failures.values()) == {EXIT_NOT_SAVED}:
+        return EXIT_NOT_SAVED, closing.NOT_SAVED
     error = "; ".join(f"{task} {closing.how(code)}" for task, code in failures.items())
     if any(task.job == "ps" for task in failures):
         return EXIT_CLUSTER, error
@@ -164,7 +166,7 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
     reports = read.reports(run.paths.root)
     own = {str(task) for task in run.started}
     joined = [worker for worker in reports[0] if worker.task not in own]
-    lost = [*failed(crew.children), *crew.awaited]
+    lost = [*(task for task, code in failed(crew.children).items() if code != EXIT_NOT_SAVED), *crew.awaited]
     told = summary.build(
         run.settings,
         run.cluster,
@@ -178,7 +180,10 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
     )
     if run.settings.chaos:
         told["chaos"] = msgspec.to_builtins(faults.injected(run.paths.root, parse_chaos(run.settings.chaos)))
-    summary.write(run.paths.root, told)
+    try:
+        summary.write(run.paths.root, told)
+    except OSError as error:
+        print(f"paceline: {run.paths.summary} could not be written: {error}", flush=True)
     return told
 
 

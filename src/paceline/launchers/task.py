@@ -17,6 +17,7 @@ from types import TracebackType
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover
+from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import PacelineError, UsageError
 from paceline.launchers.entry import THREADS, TOLD_BY_MESSAGE, loaded_with
@@ -80,11 +81,11 @@ def init(
 
 
 def _by_hand(assignment: Assignment) -> Assignment:
-    """By hand nobody counts restarts, so the clock does: a later start has a larger incarnation."""
+    """By hand nobody counts restarts, so the clock does."""
     if assignment.source == "launcher":
         return assignment
     _share_cores(assignment)
-    return msgspec.structs.replace(assignment, incarnation=int(time.time()))
+    return msgspec.structs.replace(assignment, incarnation=incarnation_by_hand(time.time()))
 
 
 def _heed_threads() -> None:
@@ -154,7 +155,7 @@ def _let_errors_set_the_exit_code() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, TOLD_BY_MESSAGE):
-            print(f"paceline: {error}", file=sys.stderr)
+            print(lines.error_line(error), file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, trace)
         if isinstance(error, PacelineError):

@@ -120,6 +120,34 @@ class Block:
                 start = self._element(piece) - run.start
                 yield piece, {n: _part(v, start, start + piece.numel) for n, v in state.items()}
 
+    def load_together(self, states: dict[Piece, State]) -> bool:
+        """Replace the state of all pieces, if the pieces of every run agree, so that a run can have one state."""
+        made = [self._together(run, [states[piece] for piece in run.pieces]) for run in self.runs]
+        if any(state is None for state in made):
+            return False
+        for parameter, state in zip(self.parameters, made, strict=True):
+            self.optimizer.state.pop(parameter, None)
+            if state:
+                self.optimizer.state[parameter] = state
+        return True
+
+    def _together(self, run: Run, states: Sequence[State]) -> State | None:
+        first, together = states[0], State()
+        if any(state.keys() != first.keys() for state in states):
+            return None
+        for name, value in first.items():
+            values = [state[name] for state in states]
+            if value.dim() == 0:
+                if any(not torch.equal(each, value) for each in values):
+                    return None
+                together[name] = value
+                continue
+            together[name] = torch.zeros(run.numel, dtype=value.dtype)
+            for piece, each in zip(run.pieces, values, strict=True):
+                start = self._element(piece) - run.start
+                together[name][start : start + piece.numel].copy_(each)
+        return together
+
     def load(self, piece: Piece, state: State) -> None:
         """Replace a piece's state; the block must be split."""
         index = next(i for i, run in enumerate(self.runs) if run.pieces == (piece,))

@@ -75,7 +75,8 @@ class Core:
 
     def __init__(self, config: PsConfig, memory: Memory | None = None) -> None:
         self.config = config
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.is_broken = False  # an update failed half way: nothing that is known here is true
         self.members = Membership(config.num_workers, config.expected)
         self.state = ShardState(config.mode, self.members, config.index == 0, config.min_workers)
         self.dial = Dial(0, config.mode.spec, 0)
@@ -116,16 +117,20 @@ class Core:
     def perform(self, actions: Sequence[Action]) -> list[tuple[Peer, Answer]]:
         """Do the jobs, write down what is known now, then free; whom to answer comes back, because answering needs
         no lock."""
+        self._refuse_if_broken()
         jobs = [action for action in actions if type(action) is Apply or type(action) is Add]
+        copy_after = _jobs_before_copy(actions)
         if self.ledger is not None:
             self.ledger.decided(actions, self.updates, self.state)
         if self.durable is None:
-            for job in jobs:
+            for number, job in enumerate(jobs):
                 self._do(job)
+                if number + 1 == copy_after:
+                    self.snapshots.take(self)
         elif len(jobs) == 1 and type(jobs[0]) is Apply and not self.state.mode.has_rounds and not self.state.staged:
             self.do_jobs(jobs, self.durable.announce_push(jobs[0]))
         elif jobs:
-            self.do_jobs(jobs, self.durable.announce(jobs))
+            self.do_jobs(jobs, self.durable.announce(jobs), copy_after=copy_after)
         else:
             self.durable.write()
         if self.on_update is not None and jobs:
@@ -142,21 +147,24 @@ class Core:
                     answers.append((peer, action))
             elif type(action) is Wake:
                 self.wake_after(action.after_s)
-            elif type(action) is Copy:
-                self.snapshots.take(self)
             elif type(action) is Free:
                 slot = self.slots.pop(action.key, None)
                 if slot is not None:
                     slot.free()
         return answers
 
-    def do_jobs(self, jobs: Sequence[Apply | Add], turn: int, done: int | None = None) -> None:
-        """What was announced, to its end; `done`: after a death, so many were done, and the next one perhaps half."""
+    def do_jobs(
+        self, jobs: Sequence[Apply | Add], turn: int, done: int | None = None, copy_after: int | None = None
+    ) -> None:
+        """What was announced, to its end; `done`: after a death, so many were done, and the next one perhaps half.
+        `copy_after`: so many jobs later everything is copied."""
         assert self.durable is not None
         for number, job in enumerate(jobs):
             if done is None or number >= done:
                 self._do(job, turn << 8 | number, is_again=done is not None)
                 self.durable.journal.did_job(number + 1)
+                if number + 1 == copy_after:
+                    self.snapshots.take(self)
                 continue
             if type(job) is Add:  # its numbers are there, but not what is known of them
                 slot = self.slots[job.key]
@@ -167,17 +175,23 @@ class Core:
     def _do(self, job: Apply | Add, number: int = 0, is_again: bool = False) -> None:
         assert self.shard is not None
         began = time.perf_counter()
+        self.is_broken = True
         if type(job) is Apply:
             parts = [(self.slots[part.key], part.has_sum, part.has_slot) for part in job.parts]
             self.shard.apply(parts, job.divisor, self.state.mode.has_rounds, number, is_again)
         elif type(job) is Add:
             self.shard.add_up(self.slots[job.key], job.is_first, number, is_again)
+        self.is_broken = False
         self._did(job)
         self.apply_s += time.perf_counter() - began
 
     def _did(self, job: Apply | Add) -> None:
         if type(job) is Apply:
             self.updates += 1
+
+    def _refuse_if_broken(self) -> None:
+        if self.is_broken:
+            raise ConnectionLost("this ps failed in the middle of an update, and is ending")
 
     def make_shard(self, layout: Layout, optimizer: OptimizerSpec) -> Shard:
         """The numbers of this ps, for the model that the first worker brought."""
@@ -227,8 +241,10 @@ class Core:
     def tell(self, peer: Peer, message: Reply) -> None:
         """Answer somebody who waited, after what it is told is written down. If it is gone, its own thread sees that,
         and nobody else suffers for it."""
-        if self.durable is not None:
-            self.durable.write()
+        with self.lock:
+            self._refuse_if_broken()
+            if self.durable is not None:
+                self.durable.write()
         with suppress(ConnectionLost):
             peer.channel.say(message)
 
@@ -392,3 +408,13 @@ class Core:
 
     def report_json(self) -> bytes:
         return msgspec.json.encode(self.report())
+
+
+def _jobs_before_copy(actions: Sequence[Action]) -> int | None:
+    """After how many of the jobs everything is to be copied; a carry may bring further updates after that one."""
+    count = 0
+    for action in actions:
+        if type(action) is Copy:
+            return count
+        count += type(action) is Apply or type(action) is Add
+    return None

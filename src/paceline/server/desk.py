@@ -112,7 +112,7 @@ class Desk:
     def _fenced(self, join: m.Join) -> m.Fenced:
         """Why it may not come in like this; one that was given up for good is refused."""
         member, name = self.core.members[join.worker], f"worker:{join.worker}"
-        if member.phase is Phase.LOST and member.incarnation >= join.incarnation:
+        if self.core.members.is_given_up(join.worker, join.incarnation):
             raise Refused(f"{name} is fenced: it was given up for good")
         is_taken = self.core.members.is_taken(join.worker, join.incarnation)
         why = "another process has taken its place" if is_taken else "it was silent, or stood still, for too long"
@@ -259,8 +259,7 @@ class Desk:
     def resume(self, peer: Peer, message: m.Resume, frame: Frame) -> Answers:
         with self.core.lock:
             self.core.resume(self._worker(peer))
-            dial = self.core.dial
-        peer.channel.say(dial)
+            self.core.tell(peer, self.core.dial)
         return []
 
     def barrier(self, peer: Peer, message: m.Barrier, frame: Frame) -> Answers:
@@ -365,9 +364,8 @@ class Desk:
         """A consistent copy of what is asked for, whoever asks."""
         core = self.core
         if message.is_copy:
-            with core.lock:
-                told, block = core.snapshots.fetch(message.what, message.worker)
-            peer.channel.say(told, bulk=[block] if len(block) else [])
+            with core.snapshots.fetched(core, message) as (told, block):
+                peer.channel.say(told, bulk=[block] if len(block) else [])
             return []
         entries: list[m.SlotEntry] = []
         with core.lock:
@@ -434,25 +432,31 @@ class Desk:
     def copy(self, peer: Peer, message: m.Copy, frame: Frame) -> Answers:
         """From the worker that writes a checkpoint, on a connection of its own."""
         with self.core.lock:
-            self._check_writer(message.worker, message.incarnation)
+            self._check_writer(peer, message.worker, message.incarnation)
             reply = self.core.snapshots.asked(self.core, message)
         peer.channel.say(reply)
         return []
 
     def free_copy(self, peer: Peer, message: m.FreeCopy, frame: Frame) -> Answers:
         with self.core.lock:
-            self._check_writer(message.worker, message.incarnation)
+            self._check_writer(peer, message.worker, message.incarnation)
             self.core.snapshots.free(self.core)
         peer.channel.say(m.Done())
         return []
 
-    def _check_writer(self, worker: int, incarnation: int) -> None:
-        members = self.core.members
-        if not members.knows(worker) or members[worker].incarnation != incarnation:
+    def _check_writer(self, peer: Peer, worker: int, incarnation: int) -> None:
+        """It saves on a connection of its own, also while its other one is away for a moment, or has closed."""
+        is_other = peer.key not in (None, (worker, incarnation))
+        if is_other or not self.core.members.counts(worker, incarnation):
             raise Refused(f"worker:{worker} is another one by now, or none: only a worker of the run may save")
 
     def rewind(self, peer: Peer, message: m.Rewind, frame: Frame) -> Answers:
+        """From a worker that has joined the ps without memory; this one may know it as one that was fenced, or not
+        yet, but as no newer one."""
+        key = (message.worker, message.incarnation)
         with self.core.lock:
+            if peer.key not in (None, key) or not self.core.members.may_come(*key):
+                raise Refused(f"worker:{message.worker} is another one by now, or none: it has no values to bring")
             answers = self.core.rewinding.begin(self.core, peer, message)
         self.core.tell(peer, m.Done())
         return answers
@@ -474,7 +478,8 @@ class Desk:
         core = self.core
         with core.lock:
             c, layout = core.config, core.shard.layout if core.shard and core.is_initialised else None
-            reply = m.Described(c.run_id, core.state.mode.spec, c.placement, c.num_ps, core.state.version, layout)
+            spec, version = core.state.mode.spec, core.state.version
+            reply = m.Described(c.run_id, spec, c.placement, c.num_ps, version, layout, core.lineage)
         peer.channel.say(reply)
         return []
 

@@ -19,18 +19,23 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.server.actions import Add, Apply, Part
 from paceline.server.budget import Budget
-from paceline.server.journal import Journal
+from paceline.server.journal import Journal, Twin
 from paceline.server.rounds import Ballot
 from paceline.server.state import Staged
 from paceline.server.vectors import Slot
 from paceline.telemetry.records import ModeChange
 from paceline.wire.decisions import Decision, Key
-from paceline.wire.messages import Dial, OptimizerSpec, Options
+from paceline.wire.messages import Dial, OptimizerSpec, Options, Position
 
 if TYPE_CHECKING:
     from paceline.server.core import Core
 
-MODEL, CARRIED, COUNTS = "model", "carried", "counts"  # pieces of memory beside the journal and the shard's own
+MODEL, CARRIED, COUNTS, BUFFERS = (
+    "model",
+    "carried",
+    "counts",
+    "buffers",
+)  # pieces of memory beside the journal and the shard's own
 PHASES = list(Phase)
 NOTHING = (0, 0)  # of a worker nothing was applied yet
 
@@ -94,12 +99,14 @@ class Known(msgspec.Struct, array_like=True):
     slots: list[SlotMeta]
     jobs: list[Job]
     ledger_bytes: int
+    expected: int
     barriers: dict[int, tuple[int, int]]
     left_barriers: dict[int, tuple[int, int]]
 
 
 class Counts(msgspec.Struct, array_like=True):
-    """What is only counted; written down four times a second, so a death loses a moment of it."""
+    """What is only counted, and where workers are in their data; written down four times a second, so a death loses
+    a moment of it."""
 
     discarded: dict[int, int]
     not_finite: dict[int, int]
@@ -109,6 +116,8 @@ class Counts(msgspec.Struct, array_like=True):
     apply_s: float
     bytes_in: int
     bytes_out: int
+    positions: dict[int, Position]
+    saved_s: float | None
 
 
 # A push that is an update at once: version, updates, floor, ledger bytes, worker, incarnation, push id, divisor,
@@ -125,6 +134,8 @@ class Durable:
     def __init__(self, core: "Core") -> None:
         self._core = core
         self.journal = Journal(core.memory)
+        self._counts = Twin(core.memory, COUNTS)
+        self._buffers: dict[int, bytes] = {}
         self._raw: dict[str, tuple[object, msgspec.Raw]] = {}
         self._options: dict[Key, object] = {}  # of each slot, as they are in the last whole one
         self._rows = struct.Struct(f"<{3 * core.config.num_workers}Q")
@@ -177,13 +188,20 @@ class Durable:
         self._core.memory.put(CARRIED, bytes(self._core.carried))
 
     def counts(self) -> None:
-        """What nobody decides by."""
+        """What nobody decides by, and where everybody was."""
         core, state = self._core, self._core.state
         counts = Counts(
             dict(state.discarded), dict(state.not_finite), {w: dict(c) for w, c in state.staleness.items()},
             dict(state.waited_s), core.mode_changes, core.apply_s, core.bytes_in, core.bytes_out,
+            core.snapshots.newest, core.snapshots.saved_s,
         )  # fmt: skip
-        core.memory.put(COUNTS, _ENCODER.encode(counts))
+        self._counts.write(_ENCODER.encode(counts))
+        if core.snapshots.buffers != self._buffers:
+            self._buffers = dict(core.snapshots.buffers)
+            core.memory.put(BUFFERS, _ENCODER.encode(self._buffers))
+
+    def counted(self) -> bytes | None:
+        return self._counts.read()
 
     def ledger_position(self) -> int | None:
         """After a death: how far the ledger is true. It is written first, so what lies behind that was never decided;
@@ -244,6 +262,7 @@ class Durable:
             [self._slot(key, slot) for key, slot in core.slots.items()],
             jobs,
             core.ledger.position if core.ledger is not None else 0,
+            core.members.expected,
             core.barrier_numbers,
             core.left_barriers,
         )
@@ -305,6 +324,7 @@ def _recall_state(core: "Core", known: Known) -> None:
     state.clocks, state.floor = known.clocks, known.floor
     state.rounds.votes, state.rounds.given = dict(known.votes), known.given
     state.rounds.open_decisions = known.open_decisions
+    core.members.expected = known.expected
     core.barrier_numbers, core.left_barriers = known.barriers, known.left_barriers
     core.returning = {(w, core.members[w].incarnation) for w in core.members.live}
     carried = core.memory.found(CARRIED)
@@ -339,10 +359,15 @@ def _action(job: Job) -> Apply | Add:
 
 
 def _recall_counts(core: "Core") -> None:
-    found, state = core.memory.found(COUNTS), core.state
-    if found is None:
+    state = core.state
+    assert core.durable is not None
+    data, buffers = core.durable.counted(), core.memory.found(BUFFERS)
+    if buffers is not None:
+        core.snapshots.buffers = msgspec.msgpack.decode(buffers.memory, type=dict[int, bytes])
+    if data is None:
         return
-    counts = msgspec.msgpack.decode(found.memory, type=Counts)
+    counts = msgspec.msgpack.decode(data, type=Counts)
+    core.snapshots.newest, core.snapshots.saved_s = counts.positions, counts.saved_s
     state.discarded.update(counts.discarded)
     state.not_finite.update(counts.not_finite)
     for worker, staleness in counts.staleness.items():

@@ -12,13 +12,48 @@ Most changes are one push that is one update. They are *short*: few numbers that
     a place: size u64, bytes; a short one: the whole place with which it holds u64, bytes
 """
 
+import struct
+
 from paceline.errors import ProtocolError
+from paceline.params.arena import Arena
 from paceline.server.memory import Memory
 
 PLACE_BYTES = 1 << 20
 SHORT_BYTES = 1 << 16
 HEAD_BYTES = 64
 _HOLDS, _ANNOUNCED, _JOBS = range(3)
+_NUMBER = struct.Struct("<Q")
+
+
+class Twin:
+    """Bytes that change now and then and need no order with anything else: two places, the newer one counts."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        self._memory = memory
+        self._name = name
+        self._arena: Arena | None = memory.found(name)
+
+    def write(self, data: bytes) -> None:
+        arena = self._arena
+        if arena is None or arena.size_bytes < 8 + 2 * (8 + len(data)):
+            size = 8 + 2 * (8 + 2 * len(data))
+            arena = self._arena = self._memory.arena(self._name, size - size % 16 + 8)
+        half = (arena.size_bytes - 8) // 2
+        (turn,) = _NUMBER.unpack_from(arena.memory)
+        start = 8 + (turn + 1 & 1) * half
+        _NUMBER.pack_into(arena.memory, start, len(data))
+        arena.memory[start + 8 : start + 8 + len(data)] = data
+        _NUMBER.pack_into(arena.memory, 0, turn + 1)
+
+    def read(self) -> bytes | None:
+        """What was written last; None: nothing was."""
+        if self._arena is None:
+            return None
+        memory, half = self._arena.memory, (self._arena.size_bytes - 8) // 2
+        (turn,) = _NUMBER.unpack_from(memory)
+        start = 8 + (turn & 1) * half
+        (size,) = _NUMBER.unpack_from(memory, start)
+        return bytes(memory[start + 8 : start + 8 + size]) if turn else None
 
 
 class Journal:
@@ -26,6 +61,7 @@ class Journal:
 
     def __init__(self, memory: Memory) -> None:
         arena = memory.arena("journal", HEAD_BYTES + 2 * PLACE_BYTES + 2 * SHORT_BYTES)
+        arena.close()
         self._cells = arena.memory[:HEAD_BYTES].cast("Q")
         sizes = (PLACE_BYTES, PLACE_BYTES, SHORT_BYTES, SHORT_BYTES)
         starts = [HEAD_BYTES + sum(sizes[:n]) for n in range(4)]

@@ -6,13 +6,31 @@ without one nothing outlives the ps, and nothing is spent on it. It knows names 
 
 import array
 import socket
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
 from paceline.params.arena import Arena
 
 MESSAGE_BYTES = 1 << 16
+ANSWER_S = 120.0  # that a start may take until all pieces have come, or a word until the kernel takes it
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a ps wants of the keeper."""
+
+    op: Literal["keep", "free", "give"]
+    name: str = ""
+    size_bytes: int = 0
+
+
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the keeper has, with its descriptor; `end`: there is no more."""
+
+    name: str = ""
+    size_bytes: int = 0
+    end: bool = False
 
 
 class Memory(Protocol):
@@ -69,22 +87,25 @@ class Kept:
 
     def __init__(self, keeper: socket.socket) -> None:
         self._keeper = keeper
+        self._keeper.settimeout(ANSWER_S)
         self._pieces: dict[str, Arena] = {}
         self._take_all()
 
     def _take_all(self) -> None:
         """What an earlier life left."""
-        self._keeper.send(msgspec.msgpack.encode({"op": "give"}))
+        self._keeper.send(msgspec.msgpack.encode(Said("give")))
         while True:
             data, fds, _, _ = socket.recv_fds(self._keeper, MESSAGE_BYTES, 1)
-            piece = msgspec.msgpack.decode(data)
-            if piece.get("end"):
+            piece = msgspec.msgpack.decode(data, type=Piece)
+            if piece.end:
                 return
-            self._pieces[piece["name"]] = Arena.opened(fds[0], piece["size_bytes"], is_writable=True)
+            self._pieces[piece.name] = Arena.opened(fds[0], piece.size_bytes, is_writable=True)
 
     def arena(self, name: str, size_bytes: int) -> Arena:
         known = self._pieces.get(name)
         if known is None or known.size_bytes != size_bytes:
+            if known is not None:
+                known.close()
             known = Arena.shared(size_bytes)
             self._keep(name, known)
         return known
@@ -96,6 +117,9 @@ class Kept:
         return self._pieces.get(name)
 
     def put(self, name: str, data: bytes) -> None:
+        before = self._pieces.get(name)
+        if before is not None:
+            before.close()
         piece = Arena.shared(len(data))
         piece.memory[:] = data
         self._keep(name, piece)
@@ -103,17 +127,18 @@ class Kept:
 
     def _keep(self, name: str, piece: Arena) -> None:
         assert piece.fd is not None
-        message = msgspec.msgpack.encode({"op": "keep", "name": name, "size_bytes": piece.size_bytes})
+        message = msgspec.msgpack.encode(Said("keep", name, piece.size_bytes))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [piece.fd]))]
-        self._keeper.sendmsg([message], rights)
-        self._hear()
+        self._say(message, rights)
         self._pieces[name] = piece
 
     def free(self, name: str) -> None:
-        if self._pieces.pop(name, None) is not None:
-            self._keeper.send(msgspec.msgpack.encode({"op": "free", "name": name}))
-            self._hear()
+        piece = self._pieces.pop(name, None)
+        if piece is not None:
+            piece.close()
+            self._say(msgspec.msgpack.encode(Said("free", name)))
 
-    def _hear(self) -> None:
-        if self._keeper.recv(MESSAGE_BYTES) != b"ok":
-            raise ConnectionError("whoever holds this ps' memory is gone")
+    def _say(self, message: bytes, rights: "Sequence[tuple[int, int, array.array[int]]]" = ()) -> None:
+        """What was sent is the kernel's, with its descriptor: the keeper reads it also after our death. So there is no
+        answer to wait for, and a launcher that is stopped stops nobody."""
+        self._keeper.sendmsg([message], rights)

@@ -90,6 +90,9 @@ class Rewinding:
         if core.config.index == 0 and not core.is_started:
             core.is_started = True
             core.members.expected = 0  # who is done by now, nobody can tell: whoever lives comes by itself
+        if message.live is not None and core.config.index != 0:
+            for worker in set(core.members.missing) - set(message.live):
+                core.members.close(worker)  # it was done before this ps was empty; if not, it may join all the same
         if core.state.min_workers != core.config.min_workers:
             self._until_s = time.monotonic() + max(RETURN_S, core.config.lease_s)
         if message.dial is not None and message.dial.turn > core.state.turn:

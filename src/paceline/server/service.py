@@ -122,7 +122,7 @@ class Service:
             waits = [
                 w
                 for w, gone_s in since_s.items()
-                if core.members[w].phase is Phase.GONE and now_s - gone_s < core.config.rejoin_s
+                if core.members[w].phase in (Phase.GONE, Phase.FENCED) and now_s - gone_s < core.config.rejoin_s
             ]
             return core.members.is_over or not waits
 
@@ -136,6 +136,7 @@ class Service:
             for key, why in self._overdue(now_s):
                 answers += core.drop(key)
                 core.members.fence(*key)
+                core.perform([])  # so that it is written down too
                 self.on_eviction(f"worker:{key[0]} {why}")
             if core.returning and now_s - self._began_s > max(core.config.lease_s, RETURN_S):
                 for key in core.returning:

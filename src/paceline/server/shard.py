@@ -76,7 +76,9 @@ class Shard:
     def _own(self, name: str) -> memoryview:
         """Memory as long as the parameters as they are kept here."""
         size = self._master.size_bytes
-        return (self._kept.arena(name, size) if self._kept.is_kept else Arena.private(size)).memory
+        arena = self._kept.arena(name, size) if self._kept.is_kept else Arena.private(size)
+        arena.close()
+        return arena.memory
 
     def _make_shadows(self) -> list[torch.Tensor]:
         memory = self._own("averages")
@@ -87,7 +89,9 @@ class Shard:
         count = len(self.blocks)
         is_new = self._kept.found("splits") is None
         self._held = States(self._kept, self.blocks, self._master)
-        self._splits = self._kept.arena("splits", max(1, count)).memory
+        splits = self._kept.arena("splits", max(1, count))
+        splits.close()
+        self._splits = splits.memory
         self._undo = Undo(self._kept, count, self._regions, self._forget_states)
         self._undo.room(1)
         for index, block in enumerate(self.blocks):
@@ -346,23 +350,27 @@ class Shard:
 
     def load_slots(self, entries: Sequence[SlotEntry], data: memoryview) -> None:
         """Take optimizer state from outside; every entry must cover a piece as it was cut here."""
+        of: dict[int, list[SlotEntry]] = {}
+        for entry in entries:
+            of.setdefault(entry.tensor, []).append(entry)
         for index, block in enumerate(self.blocks):
-            self._split(index)
-            for run in block.runs:
-                piece = run.pieces[0]
-                mine = [
-                    e for e in entries if e.tensor == piece.tensor and e.start <= piece.start and piece.stop <= e.stop
-                ]
+            states = {}
+            for piece, start in block.places():
+                mine = [e for e in of.get(piece.tensor, ()) if e.start <= piece.start and piece.stop <= e.stop]
                 state = {e.slot: _cut(e, piece, data) for e in mine}
                 wide = state.pop(WIDE_AVERAGE, None)
                 if wide is not None and self._shadows:
-                    self._shadows[index][run.start : run.start + run.numel].copy_(wide)
+                    self._shadows[index][start : start + piece.numel].copy_(wide)
                 master = state.pop(MASTER, None)
                 if master is not None and block.dtype != block.model_dtype:
-                    block.vector[run.start : run.start + run.numel].copy_(master)
+                    block.vector[start : start + piece.numel].copy_(master)
                 # torch has cast what it loaded to the model's dtype; here it is kept in the masters'.
                 dtype = block.vector.dtype
-                block.load(piece, {n: v if v.dim() == 0 else v.to(dtype) for n, v in state.items()})
+                states[piece] = {n: v if v.dim() == 0 else v.to(dtype) for n, v in state.items()}
+            if not block.load_together(states):
+                self._split(index)
+                for piece, state in states.items():
+                    block.load(piece, state)
             if self._undo is not None:
                 self._held.replace(index)
                 self._undo.grown()

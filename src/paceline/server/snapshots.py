@@ -7,18 +7,21 @@ that training waits for a checkpoint; fetching and writing it happens elsewhere,
 2. in modes with rounds the decision about that round has a mark, so that every shard copies itself at the same round;
    elsewhere each does when the writer asks,
 3. workers tell where they are after it (wire/messages Position); beside that every heartbeat says it roughly,
-4. the writer fetches the copies and lets go of them; until then nothing else is announced.
+4. the writer fetches the copies and lets go of them; until then nothing else is announced. It says which copy it
+   means, so what it fetches is of one version: another copy may have been asked for meanwhile.
 
-Every method wants the core's lock held, as all of the core does.
+Every method but `fetched` wants the core's lock held, as all of the core does.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint.policy import SavePolicy
 from paceline.errors import Refused
+from paceline.params.arena import Arena
 from paceline.server.actions import Answer
 from paceline.telemetry.ledger import FROM_RESUME
 from paceline.wire import messages as m
@@ -29,20 +32,23 @@ if TYPE_CHECKING:
     from paceline.server.shard import Shard
 
 GIVE_UP_S = 900.0  # a writer that has not let go after so long is forgotten
+NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """One shard as it was."""
+    """One shard as it was; its memory is not used again while there are readers."""
 
+    number: int = 0
+    readers: int = 0
     version: int = 0
     round: int = 0
     lineage: int = 0
     pause_ms: float = 0.0
-    parameters: bytearray = field(default_factory=bytearray)
+    parameters: memoryview = NOTHING
     averages: bytearray | None = None
     entries: list[m.SlotEntry] = field(default_factory=list)
-    slots: bytearray = field(default_factory=bytearray)
+    slots: memoryview = NOTHING
     carried: bytes = b""
     applied: dict[int, tuple[int, int]] = field(default_factory=dict)
     optimizer: m.OptimizerSpec | None = None
@@ -51,27 +57,26 @@ class Snapshot:
     def take(self, core: "Core", shard: "Shard") -> None:
         """Copy everything, into the memory of the copy before where it fits: new pages cost more than the copying."""
         began = time.perf_counter()
-        _fill(self.parameters, [shard.memory])
+        self.parameters = _filled(self.parameters, [shard.memory])
         self.averages = shard.averages() if core.config.ema is not None else None
         self.entries, views = shard.slots()
-        _fill(self.slots, views)
+        self.slots = _filled(self.slots, views)
         self.carried = bytes(core.carried)
-        self.version, self.round = core.state.version, core.state.version - core.state.offset
+        self.version, self.round = core.updates, core.updates - core.state.offset  # one more may be decided already
         self.lineage, self.spec_turn = core.lineage, core.state.turn
         self.applied = dict(core.state.applied)
         self.optimizer = m.OptimizerSpec(shard.optimizer_name, shard.options)
         self.pause_ms = 1e3 * (time.perf_counter() - began)
 
 
-def _fill(into: bytearray, views: Sequence[memoryview]) -> None:
-    size = sum(view.nbytes for view in views)
-    if len(into) != size:
-        into[:] = bytes(size)
-    position, target = 0, memoryview(into)
-    for view in views:
-        target[position : position + view.nbytes] = view
+def _filled(into: memoryview, views: Sequence[memoryview]) -> memoryview:
+    size, position = sum(view.nbytes for view in views), 0
+    if size and into.nbytes != size:
+        into = Arena.private(size).memory
+    for view in views if size else ():  # a shard may be empty
+        into[position : position + view.nbytes] = view
         position += view.nbytes
-    target.release()
+    return into
 
 
 class Snapshots:
@@ -84,12 +89,24 @@ class Snapshots:
         self._since_s = 0.0
         self._writer = -1
         self._is_taken = False  # the announced one
+        self._announced = 0  # its number
+        self._copies = 0
         self._awaited: set[int] = set()
         self._collected: dict[int, m.Position] = {}
         self._copy: Snapshot | None = None
         self.flags = 0  # for answers that are about to leave
         self.newest: dict[int, m.Position] = {}  # where each worker was, as last heard
         self.buffers: dict[int, bytes] = {}  # carried tensors of workers whose own are others than the chief's
+
+    @property
+    def saved_s(self) -> float | None:
+        """When the last one was announced; survives a ps, because the clock does."""
+        return self._policy.last_s if self._policy is not None else None
+
+    @saved_s.setter
+    def saved_s(self, last_s: float | None) -> None:
+        if self._policy is not None:
+            self._policy.last_s = last_s
 
     # --- announcing -------------------------------------------------------------------------------------------
 
@@ -146,12 +163,15 @@ class Snapshots:
         self._take(core)
         if self._target is not None and core.config.index == 0:
             self._is_taken, self.flags, core.state.copy_at = True, 0, None
-            self._awaited = set(core.members.live)
+            self._awaited, self._announced = set(core.members.live), self._copies
 
     def _take(self, core: "Core") -> Snapshot:
         if core.shard is None or not core.is_initialised:
             raise Refused("there is nothing to save yet: no chief has brought its model")
-        self._copy = self._copy or Snapshot()
+        if self._copy is None or self._copy.readers:
+            self._copy = Snapshot()  # the other one is on its way to whoever asked for it
+        self._copies += 1
+        self._copy.number = self._copies
         self._copy.take(core, core.shard)
         if core.ledger is not None:
             core.ledger.copied(self._copy.version, self._copy.round)
@@ -175,6 +195,9 @@ class Snapshots:
             return m.Copied(is_taken=False)
         if not self._is_taken and not has_rounds:
             self.take(core)
+        if self._is_taken and self._announced != self._copies:
+            self.forget(core)  # somebody had a newer one made, and saves that
+            return m.Copied(is_taken=False)
         if not self._is_taken:
             is_missed = core.state.copy_at != self._target or core.state.version >= self._target
             if is_missed:
@@ -211,17 +234,29 @@ class Snapshots:
             positions=sorted(positions, key=lambda p: p.worker),
             decisions=core.open_decisions if core.config.index == 0 else (),
             buffers_of=sorted(self.buffers),
+            number=copy.number,
         )
 
-    def fetch(self, what: str, worker: int | None) -> tuple[m.Fetched, memoryview | bytes]:
-        """A part of the copy; it does not change until the writer lets go of it, so no lock is needed to send it."""
-        copy = self._copy
-        if copy is None:
-            raise Refused("there is no copy to fetch: ask for one first")
+    @contextmanager
+    def fetched(self, core: "Core", message: m.Fetch) -> Iterator[tuple[m.Fetched, memoryview | bytes]]:
+        """A part of the copy, to be sent inside: it does not change until then. Takes the lock itself, for a moment."""
+        with core.lock:
+            copy = self._copy
+            if copy is None or copy.number != message.number:
+                raise Refused(f"there is no copy {message.number} to fetch (any more): ask for one first")
+            part = self._part(copy, message.what, message.worker)
+            copy.readers += 1
+        try:
+            yield part
+        finally:
+            with core.lock:
+                copy.readers -= 1
+
+    def _part(self, copy: Snapshot, what: str, worker: int | None) -> tuple[m.Fetched, memoryview | bytes]:
         if what == "parameters":
-            return m.Fetched(copy.version), memoryview(copy.parameters)
+            return m.Fetched(copy.version), copy.parameters
         if what == "slots":
-            return m.Fetched(copy.version, copy.entries), memoryview(copy.slots)
+            return m.Fetched(copy.version, copy.entries), copy.slots
         if what == "carried":
             return m.Fetched(copy.version), copy.carried if worker is None else self.buffers.get(worker, b"")
         if what == "ema" and copy.averages is not None:

@@ -107,6 +107,7 @@ class States:
         total = sum(self._counts)
         values = total * CELL_BYTES if dtype else self._master.size_bytes
         arena = self._memory.arena(piece, align(total) + values)
+        arena.close()
         kind = self._kinds[name, dtype] = Kind(name, dtype, arena, flat(arena.memory, "uint8", 0, total))
         return kind
 

@@ -27,7 +27,9 @@ class Undo:
 
     def __init__(self, memory: Memory, num_blocks: int, regions: Regions, forget: Callable[[int, int], None]) -> None:
         self._memory = memory
-        self._marks = memory.arena("marks", 8 * num_blocks).memory.cast("Q") if num_blocks else memoryview(b"")
+        marks = memory.arena("marks", max(8, 8 * num_blocks))
+        marks.close()
+        self._marks = marks.memory.cast("Q")
         self._regions = regions
         self._forget = forget
         self._areas: list[torch.Tensor] = []
@@ -84,7 +86,9 @@ class Undo:
         return pairs
 
     def _area(self, area: int, size: int) -> torch.Tensor:
-        return flat(self._memory.arena(f"undo.{area}", size).memory, "uint8", 0, size)
+        arena = self._memory.arena(f"undo.{area}", size)
+        arena.close()
+        return flat(arena.memory, "uint8", 0, size)
 
     # --- after a death ----------------------------------------------------------------------------------------
 

@@ -85,8 +85,9 @@ class Slot(Vector):
         """Where counted gradients are added up; what an earlier life left there, if it did."""
         if self.sum is None:
             size = self._master.size_bytes
-            is_kept = self._kept.is_kept
-            memory = (self._kept.arena(f"sum.{self._name}", size) if is_kept else Arena.private(size)).memory
+            arena = self._kept.arena(f"sum.{self._name}", size) if self._kept.is_kept else Arena.private(size)
+            arena.close()
+            memory = arena.memory
             offsets = [self._master.offset(b.model_offset) for b in self._blocks]
             flats = [flat(memory, b.dtype, o, b.numel) for b, o in zip(self._blocks, offsets, strict=True)]
             self.sum = Vector(flats, self._blocks)

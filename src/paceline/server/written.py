@@ -15,7 +15,7 @@ from paceline.telemetry.ledger import Kind, Ledger
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Outcome
 
-UNCOUNTED = frozenset((Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.DUPLICATE, Outcome.FENCED, Outcome.REWOUND))
+UNCOUNTED = frozenset((Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.DUPLICATE, Outcome.FENCED))
 
 _APPLY, _ADD, _ROUND, _DISCARD = int(Kind.APPLY), int(Kind.ADD), int(Kind.ROUND), int(Kind.DISCARD)
 _LEFT = {

@@ -10,6 +10,16 @@ INSECURE_LINE = (
     "WARNING: --insecure: no secret, no proof. Whoever reaches a port of this run can read the model, change it, and "
     "join the training."
 )
+ERROR = "paceline: error: "  # a task's own last word; what else it says with its name in front is no error
+
+
+def error_line(error: BaseException) -> str:
+    """Why a task ends, in its own words.
+
+    >>> error_line(ValueError("2 ps are needed"))
+    'paceline: error: 2 ps are needed'
+    """
+    return f"{ERROR}{error}"
 
 
 def job_line(job: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Record
@@ -97,9 +98,10 @@ def _check_modes(shards: Mapping[int, Shard], first_mode: ModeSpec | None, verdi
         return
     decided = dict(shards[0].modes)
     if first_mode is not None:
-        has_rounds = first_mode.name == "sync" or (first_mode.name == "local" and first_mode.outer == "sync")
-        wanted = (led.MODE_ROUNDS if has_rounds else led.MODE_EACH_PUSH, 0)
-        if first_mode.name == "bounded":
+        some = first_mode.replicas_to_aggregate or 1  # how many there are changes neither of these
+        mode = make_mode(first_mode, num_workers=some)
+        wanted = (led.MODE_ROUNDS if mode.has_rounds else led.MODE_EACH_PUSH, 0)
+        if mode.keeps_clocks:
             wanted = (led.MODE_BOUNDED, min(first_mode.staleness, led.MAX_AMOUNT))
         if decided.setdefault(0, wanted) != wanted:
             verdict.violations.append(Violation("ps:0", 0, f"began in another mode than {first_mode}"))

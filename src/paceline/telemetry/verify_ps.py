@@ -299,7 +299,7 @@ class Shard:
             return
         if is_known:
             self._say(record.number, f"I2: push {push_id} of worker:{owner[0]} was discarded after it was applied")
-        if record.outcome not in (Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.FENCED, Outcome.REWOUND):
+        if record.outcome not in (Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.FENCED):
             self._say(record.number, f"discarded with outcome {record.outcome}")
         elif record.outcome == Outcome.NOT_FINITE:
             self._tick(record)

@@ -23,7 +23,7 @@ USED = {
     Kind.CHECKPOINT: {"push_id", "version"},
     Kind.FULL: set(),
 }
-UNCOUNTED = (Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.FENCED, Outcome.REWOUND)
+UNCOUNTED = (Outcome.DISCARDED, Outcome.NOT_FINITE, Outcome.FENCED)
 
 
 @dataclass(slots=True)

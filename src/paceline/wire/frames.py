@@ -6,6 +6,9 @@ hash piece by piece while the bytes are in the cache.
 
     kind u8 | outcome u8 | flags u16 | worker u16 | lineage u16 | incarnation u32 | tail_bytes u32 | push_id u64 |
     version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
+
+`lineage` is spare: always 0. What belongs to a lineage that is over cannot come: whoever goes back to a checkpoint ends
+the connections and fences the incarnations of the others (server/rewinding).
 """
 
 import struct
@@ -62,7 +65,6 @@ class Outcome(IntEnum):
     DUPLICATE = 4
     FENCED = 5  # a newer incarnation of this worker is in, or it was given up
     ADDED = 6  # counted in a round that is still open, to which this worker may add more
-    REWOUND = 7  # the cluster went back to a checkpoint since this gradient was computed
 
 
 WITHOUT_PARAMETERS = (Outcome.STAGED, Outcome.FENCED, Outcome.ADDED)

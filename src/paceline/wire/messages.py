@@ -236,12 +236,14 @@ class Ticket(Message, frozen=True):
 
 class Fetch(Message, frozen=True):
     """what: parameters, slots, carried or ema. tensor: one trained tensor only. is_copy: of the copy that was made for
-    a checkpoint; worker: of carried, that one's own. A Fetched with bulk answers."""
+    a checkpoint, which must still be the one with that `number`; worker: of carried, that one's own. A Fetched with
+    bulk answers."""
 
     what: str
     tensor: int | None = None
     is_copy: bool = False
     worker: int | None = None
+    number: int = 0
 
 
 # Slots beside the optimizer's own: the wider value of a half-precision parameter, and of its average.
@@ -282,7 +284,7 @@ class Copy(Message, frozen=True):
 
 class Copied(Message, frozen=True):
     """`is_wanted`: it is there, or will be when the announced update is made. `awaited`: workers whose position is
-    still to come. `round` is the version in ps:0's count."""
+    still to come. `round` is the version in ps:0's count, `number` which copy of this ps it is."""
 
     is_taken: bool
     is_wanted: bool = False
@@ -301,6 +303,7 @@ class Copied(Message, frozen=True):
     positions: list[Position] = []
     decisions: tuple[Decision, ...] = ()
     buffers_of: list[int] = []  # workers whose carried tensors are their own
+    number: int = 0
 
 
 class Rewind(Message, frozen=True):
@@ -308,6 +311,7 @@ class Rewind(Message, frozen=True):
     follow. `is_fencing`: a ps that has its memory goes back too, and whoever trains there comes back as a newer one."""
 
     worker: int
+    incarnation: int
     lineage: int
     is_fencing: bool
     layout: Layout
@@ -315,12 +319,14 @@ class Rewind(Message, frozen=True):
 
 
 class Restored(Message, frozen=True):
-    """The values are there: everybody may go on at this version. `dial` and `seed` are for ps:0."""
+    """The values are there: everybody may go on at this version. `dial` and `seed` are for ps:0; `live`: who is in as
+    ps:0 says, for a ps that has never heard of the others."""
 
     version: int
     dial: Dial | None = None
     seed: int | None = None
     is_reseeded: bool = False
+    live: list[int] | None = None
 
 
 class FreeCopy(Message, frozen=True):
@@ -354,6 +360,7 @@ class Described(Message, frozen=True):
     num_ps: int
     version: int
     layout: Layout | None
+    lineage: int = 0
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

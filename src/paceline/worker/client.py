@@ -118,7 +118,6 @@ class Client:
         """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
         me = self._me
         began = time.monotonic()
-        is_first = False
         if not self.optimizer().name:
             self.optimizer = lambda: optimizer
         # ps:0 last: from its answer on the rounds count on this worker.
@@ -126,15 +125,17 @@ class Client:
             channel = self.entrance.connect(index)
             link = Link(channel, index, self._slice(index), me.worker, self.incarnation, self._ledger)
             link.on_lost = self._recover
-            joined = self.entrance.enter(link)
-            if me.is_chief and not joined.is_initialised:
-                init = initial(index)  # may lay a checkpoint on the arena first
-                extra = [carried()] if index == 0 and self._layout.carried_bytes else []
-                link.ask(init, bulk=[self._slice(index), *extra])
-                is_first = True
+            self.entrance.enter(link)
         self.links.sort(key=lambda each: each.index)
-        if is_first:
-            initialise_slots()
+        empty = [link for link in self.links if link.joined is not None and not link.joined.is_initialised]
+        if empty and any(link.version or link.lineage for link in self.links):
+            self.entrance.wait_for_values(empty)  # a run is on: a ps of it has lost its memory
+        elif empty and me.is_chief:
+            for link in reversed(empty):
+                init = initial(link.index)  # may lay a checkpoint on the arena first
+                extra = [carried()] if link.index == 0 and self._layout.carried_bytes else []
+                link.ask(init, bulk=[self._slice(link.index), *extra])
+            initialise_slots()  # to all: those that have values have trained nothing yet
         started = self._begin()
         self.adopt(started.dial)
         self.carry(started.decisions)
@@ -376,7 +377,12 @@ class Client:
             except WaitTimeout:
                 waiting = self._still_waiting(waiting, link, waits_for_others=False)
             except ConnectionLost as error:
+                lineage = link.lineage
                 self._recover(link, link.note_loss(error), is_gradient)
+                if link.lineage != lineage:  # it went back to a checkpoint: what was decided or pushed before is void
+                    if self.is_pending and not is_gradient:
+                        raise Voided from None
+                    send = lambda link: _asks_pull(link, self.push_id, b"")  # noqa: E731
                 self._post(link, send)
                 waiting = None
 

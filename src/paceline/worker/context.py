@@ -17,18 +17,19 @@ import msgspec
 
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.cluster.discovery import Assignment
-from paceline.errors import CheckpointError, ConnectionLost, PacelineError, UsageError
+from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
 from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.steps import StepClock
 from paceline.wire import messages as m
-from paceline.worker import injection, slowness
+from paceline.worker import injection, restoring, slowness
 from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
 from paceline.worker.position import Progress
 from paceline.worker.reporting import Reporter
+from paceline.worker.restoring import AUTO, NONE
 from paceline.worker.rewinding import Rewinder
 from paceline.worker.saver import Saver
 
@@ -63,6 +64,7 @@ class Context:
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
+        self._rewinder: Rewinder | None = None
         self.resumed_from: Path | None = None
         self._sent_buffers = 0
         self._injection = injection.of(assignment) if assignment else None
@@ -181,10 +183,16 @@ class Context:
             self._say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
         trainee.injection = self._injection
         self._follow_progress(trainee)
-        find, event = self._newest_checkpoint, self._reporter.sink.event
-        rewinder = Rewinder(self.identity(), trainee, find, settings.reseed, self._say, event)
-        trainee.client.entrance.on_empty = rewinder.on_empty
+        if self._rewinder is not None:
+            self._rewinder.has_trained = True
         self._reporter.begin(trainee, trainee.client.waited_s)
+
+    def stand_by(self, trainee: Any) -> None:
+        """Called by prepare before this worker joins: a ps may have lost its memory by then."""
+        find, event = self._newest_checkpoint, self._reporter.sink.event
+        is_reseeding = self._require_cluster().settings.reseed
+        self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self._say, event)
+        trainee.client.entrance.on_empty = self._rewinder.on_empty
 
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
@@ -219,8 +227,12 @@ class Context:
             saver.wake(version)
 
     def _newest_checkpoint(self) -> Loaded | None:
-        paths = self._paths()
-        return load_newest(paths.checkpoints, self._say) if paths is not None else None
+        """Of this run; before it has one, what it was resumed from."""
+        paths, resume = self._paths(), self._require_cluster().settings.resume
+        newest = load_newest(paths.checkpoints, self._say) if paths is not None else None
+        if newest is None and resume not in (AUTO, NONE):
+            return restoring.find(resume, None, self._say)
+        return newest
 
     def _make_saver(self) -> Saver | None:
         paths, trainee = self._paths(), self._trainee
@@ -452,16 +464,15 @@ class Context:
         saves = self._saves
         self._send_position(self._where())
         saved_at = -1
-        if self.is_chief and saves:  # the last worker saves at the end, but it may never get there
-            self._save(self._where())
-            saved_at = links[0].version
+        if self.is_chief and saves and self._save(self._where()) is not None:
+            saved_at = links[0].version  # the last worker saves at the end, but it may never get there
         reports = [link.ask(m.Close()) for link in links[1:]]
         told = [r.report for r in reports if isinstance(r, m.Closed)]
         closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
         if isinstance(closed, m.Closed) and closed.is_last and saves:
             trainee.client.pull()  # our end may have closed a round with the gradient of one that died
-            if links[0].version != saved_at:
-                self._save(self._where())
+            if links[0].version != saved_at and self._save(self._where()) is None:
+                raise NotSaved(f"the final model, of global step {links[0].version}, could not be saved; see above why")
 
     @property
     def _saves(self) -> bool:
@@ -479,24 +490,22 @@ class Context:
             self._say(f"paceline: the checkpoint was not written within {INTERRUPTED_SAVE_S:g} s, so it is left out")
 
     def _try_save(self, position: m.Position) -> None:
-        try:
-            saved = self._save(position)
-        except PacelineError as error:
-            self._say(f"paceline: no checkpoint was written: {error}")
-            return
+        saved = self._save(position)
         if saved is not None:
             self._say(f"Saved: {saved}")
 
     def _save(self, position: m.Position, waits_for_others: bool = False) -> Path | None:
-        """Now, and wait until it is written. A full disk, say, is told, and is no reason to stop."""
+        """Now, and wait until it is written. A full disk, say, or a ps that does not come back in time, is told, and is
+        no reason to stop."""
         saver = self._make_saver()
         assert saver is not None
         saver.incarnation = self._trainee.client.incarnation
         try:
             return saver.save_now(position, waits_for_others)
-        except (CheckpointError, OSError) as error:
+        except (PacelineError, OSError) as error:
             self._say(f"paceline: no checkpoint was written: {error}")
-            self._reporter.sink.event("checkpoint_failed", error=str(error))
+            with suppress(PacelineError, OSError):  # the disk may be full
+                self._reporter.sink.event("checkpoint_failed", error=str(error))
             return None
 
     def __enter__(self) -> "Context":

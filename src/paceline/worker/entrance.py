@@ -9,7 +9,9 @@ Used by worker/client. No framework; it moves no gradients. What happens when a 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from paceline.errors import AuthenticationError, ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.transport.channel import Channel
@@ -19,6 +21,7 @@ from paceline.worker.link import FencedOff, Link
 from paceline.worker.patience import Patience
 from paceline.worker.watch import Watch
 
+T = TypeVar("T")
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
 PS_0 = "/job:ps/replica:0/task:0"
@@ -38,6 +41,7 @@ class Entrance:
         self.incarnation = me.incarnation
         self.links: list[Link] = []
         self.is_started = False
+        self._is_late = False  # a run is on, which this worker is about to enter
         self.on_empty: Callable[[Link, m.Joined], None] = _refuse_empty  # a ps came back without its memory
         self.watch = Watch(lambda: self._connect_to(0), me.worker, me.lease_s)
         self._me = me
@@ -49,13 +53,7 @@ class Entrance:
 
     def connect(self, index: int) -> Channel:
         """A connection to this ps, in any start order."""
-        waiting = Patience(self._me.wait_s, [device(index)], self._say)
-        while True:
-            try:
-                return self._connect_to(index)
-            except ConnectionLost as error:
-                waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} did not answer ({error})")
-                time.sleep(RETRY_S)  # between attempts to connect: nobody can wake us
+        return self._persist(lambda: self._connect_to(index), index, "did not answer", (ConnectionLost,))
 
     def enter(self, link: Link) -> m.Joined:
         """Join for the first time, on the connection that the link has."""
@@ -68,6 +66,13 @@ class Entrance:
             self.again(link, error)
         assert link.joined is not None
         return link.joined
+
+    def wait_for_values(self, empty: Sequence[Link]) -> None:
+        """These ps have none, though others train: they came back without their memory. `on_empty` may bring some."""
+        self._is_late = True
+        for link in empty:
+            if link.joined is not None and not link.joined.is_initialised:
+                self.again(link, ConnectionLost(f"ps:{link.index} has lost its memory"))
 
     def start(self) -> m.Started:
         """Wait until everybody is there; raises ConnectionLost like any other question."""
@@ -96,22 +101,14 @@ class Entrance:
     def again(self, link: Link, error: ClusterError, limit_s: float | None = None) -> m.Started | None:
         """The connection to this ps ended: make it again and join. From ps:0, and after coming back as a newer
         incarnation, what it says of the run comes back."""
-        waiting = Patience(self._me.wait_s if limit_s is None else limit_s, [device(link.index)], self._say)
-        pause_s = 0.0
-        while True:
-            waiting.again(f"{device(link.index)} at {self._me.ps_addresses[link.index]} went away ({error})")
-            time.sleep(pause_s)  # between attempts to connect: nobody can wake us
-            pause_s = min(SLOWEST_RETRY_S, 2 * pause_s or RETRY_S)
-            try:
-                return self._join_again(link)
-            except FencedOff as fenced:
-                return self._come_back(fenced.incarnation)
-            except TRANSIENT as lost:
-                error = lost
+        try:
+            return self._in_at_last(link, error, limit_s, SLOWEST_RETRY_S)
+        except FencedOff as fenced:
+            return self._come_back(fenced.incarnation)
 
     def _join_again(self, link: Link) -> m.Started | None:
         joined = link.rejoin(self._connect_to(link.index, link.channel.lane), self._join(self.incarnation))  # 1
-        if self.is_started and not joined.is_initialised:
+        if (self.is_started or self._is_late) and not joined.is_initialised:
             self.on_empty(link, joined)
         if link.index or not self.is_started:
             return None
@@ -131,14 +128,28 @@ class Entrance:
             except FencedOff as fenced:
                 known = fenced.incarnation
 
-    def _in_at_last(self, link: Link) -> m.Started | None:
-        waiting = Patience(self._me.wait_s, [device(link.index)], self._say)
+    def _in_at_last(
+        self, link: Link, error: ClusterError | None = None, limit_s: float | None = None, slowest_s: float = RETRY_S
+    ) -> m.Started | None:
+        join = partial(self._join_again, link)
+        return self._persist(join, link.index, "went away", TRANSIENT, error, limit_s, slowest_s)
+
+    def _persist(
+        self, attempt: Callable[[], T], index: int, what: str, heeded: tuple[type[ClusterError], ...],
+        error: ClusterError | None = None, limit_s: float | None = None, slowest_s: float = RETRY_S,
+    ) -> T:  # fmt: skip
+        """Try, until the deadline, as long as this ps fails in these ways; with an `error` it has failed before."""
+        waiting = Patience(self._me.wait_s if limit_s is None else limit_s, [device(index)], self._say)
+        pause_s = 0.0
         while True:
+            if error is not None:
+                waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} {what} ({error})")
+                time.sleep(pause_s)  # between attempts to connect: nobody can wake us
+                pause_s = min(slowest_s, 2 * pause_s or RETRY_S)
             try:
-                return self._join_again(link)
-            except TRANSIENT as error:
-                waiting.again(f"{device(link.index)} at {self._me.ps_addresses[link.index]} went away ({error})")
-                time.sleep(RETRY_S)
+                return attempt()
+            except heeded as lost:
+                error = lost
 
     def _connect_to(self, index: int, lane: str | None = None) -> Channel:
         address = self._me.ps_addresses[index]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.cluster.membership import first_incarnation
 from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
 from paceline.views import NAMES, as_bytes, flat, shaped
@@ -17,7 +18,7 @@ from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
-from paceline.worker.restoring import Restored, find
+from paceline.worker.restoring import AUTO, Restored, find
 from paceline.worker.slots import COUNTERS, WholeSlot, scatter
 from paceline.worker.torch import Trainee
 from paceline.worker.torch_local import LocalTrainee
@@ -97,6 +98,7 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
     assert ctx.assignment is not None
     trainee = _trainee(ctx, model, optimizer)  # 1
     client = trainee.connect(ctx.identity(), ctx.say)
+    ctx.stand_by(trainee)
     remote = _Remote(ctx, trainee)
     is_local = isinstance(trainee, LocalTrainee)
     has_memory = bool(optimizer.state) and not is_local
@@ -151,7 +153,8 @@ class FirstValues:
         assert ctx.assignment is not None
         settings = ctx.assignment.settings
         folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
-        loaded = find(settings.resume, folder, ctx.say)
+        is_again = ctx.assignment.source == "launcher" and ctx.assignment.incarnation >= first_incarnation(2)
+        loaded = find(settings.resume if not (is_again and folder) else AUTO, folder, ctx.say)
         if loaded is None:
             return
         is_local = isinstance(trainee, LocalTrainee)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from paceline.checkpoint.read import Loaded
+from paceline.checkpoint.state import State
 from paceline.errors import CheckpointError, ClusterError, ConnectionLost, PacelineError, Refused
 from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
@@ -51,13 +52,15 @@ class Rewinder:
         self._say = say
         self._event = event
         self._since_s: dict[int, float] = {}
+        self.has_trained = False  # until then there is nothing in this worker to reseed from
 
     def on_empty(self, link: Link, joined: m.Joined) -> None:
         """This ps has no values. Always raises: whoever called joins it again, until somebody has brought some."""
         now_s = time.monotonic()
         since_s = self._since_s.setdefault(link.index, now_s)
         reason = f"ps:{link.index} lost its memory, and nobody has brought it values yet"
-        if now_s - since_s >= TURN_S * self._me.worker:
+        is_able = self.has_trained or not self._is_reseeding
+        if is_able and now_s - since_s >= TURN_S * self._me.worker:
             try:
                 self._bring(link)
                 reason = f"ps:{link.index} lost its memory, and has got values now"
@@ -76,16 +79,22 @@ class Rewinder:
         indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
         restored = None if self._is_reseeding else self._checkpoint(lost.index)
         known = max([link.lineage for link in client.links] + [restored.state.lineage if restored else 0])
+        if restored is None:
+            version = lost_version(client.links, lost, has_rounds)
+        else:
+            version = saved_version(restored.state, lost.index, self._trainee.plan.num_ps, has_rounds)
+        live = self._live() if lost.index else None
         connections: list[Connection] = []
         try:
             for index in sorted(indices, key=lambda each: each != lost.index):  # the lost one first: it says who
                 connections.append(Connection(self._me, index))
-                connections[-1].ask(self._rewind(known + 1, is_fencing=has_rounds))
-            version = restored.state.global_step if restored else lost_version(client.links, lost, has_rounds)
+            known = max([known, *(each.lineage() for each in connections)])  # who began before us may have died of it
+            for each in connections:
+                each.ask(self._rewind(known + 1, is_fencing=has_rounds))
             for each in connections:
                 self._fill(each, restored, is_lost=each.index == lost.index)
             for each in sorted(connections, key=lambda each: -each.index):  # ps:0 last: from then on it counts
-                each.ask(self._restored(version, restored))
+                each.ask(self._restored(version, restored, live))
         finally:
             for each in connections:
                 each.close()
@@ -107,7 +116,7 @@ class Rewinder:
 
     def _rewind(self, lineage: int, is_fencing: bool) -> m.Rewind:
         me, trainee = self._me, self._trainee
-        return m.Rewind(me.worker, lineage, is_fencing, trainee.layout, trainee.spec)
+        return m.Rewind(me.worker, trainee.client.incarnation, lineage, is_fencing, trainee.layout, trainee.spec)
 
     def _fill(self, to: Connection, restored: Restored | None, is_lost: bool) -> None:
         """2. With --reseed a shard that still has its optimizer state keeps it."""
@@ -122,10 +131,19 @@ class Rewinder:
         if restored is not None:
             restored.send_rest([to])
 
-    def _restored(self, version: int, restored: Restored | None) -> m.Restored:
+    def _live(self) -> list[int] | None:
+        """Whom ps:0 knows to be in: a ps without memory would wait for those who are done."""
+        first = Connection(self._me, 0)
+        try:
+            status = first.ask(m.AskStatus())
+        finally:
+            first.close()
+        return status.live if isinstance(status, m.Status) else None
+
+    def _restored(self, version: int, restored: Restored | None, live: list[int] | None) -> m.Restored:
         dial = self._trainee.client.dial
         seed = restored.state.seed if restored is not None else None
-        return m.Restored(version, dial, seed, is_reseeded=restored is None)
+        return m.Restored(version, dial, seed, is_reseeded=restored is None, live=live)
 
     def _tell(self, index: int, version: int, lineage: int, restored: Restored | None) -> None:
         what = f"the checkpoint {restored.path}" if restored is not None else "this worker's parameters (--reseed)"
@@ -138,6 +156,12 @@ class Rewinder:
             )  # fmt: skip
 
 
+def saved_version(state: State, index: int, num_ps: int, has_rounds: bool) -> int:
+    """The version of a shard in a checkpoint: in rounds that of all, else its own, where it is the same shard."""
+    own = [shard.version for shard in state.shards if shard.index == index]
+    return own[0] if own and state.num_ps == num_ps and not has_rounds else state.global_step
+
+
 def lost_version(links: Sequence[Link], lost: Link, has_rounds: bool) -> int:
-    """The version of what this worker has: in rounds of the whole, else of the lost shard."""
-    return links[0].version if has_rounds else lost.version
+    """The version of what this worker has: in rounds the oldest that it has of any shard, else of the lost one."""
+    return min(link.version - link.offset for link in links) if has_rounds else lost.version

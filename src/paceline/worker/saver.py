@@ -24,12 +24,18 @@ from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
 from paceline.worker.client import Identity
-from paceline.worker.saving import save
+from paceline.worker.entrance import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
+from paceline.worker.patience import SAY_EVERY_S, Patience
+from paceline.worker.saving import CopyGone, save
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
 NOW_TRIES = 50
 Event = Callable[..., None]
+
+
+class Later(Exception):
+    """Somebody wants to save now, and must not wait for what this one waits for: the others, or even that somebody."""
 
 
 class Connection:
@@ -45,16 +51,25 @@ class Connection:
             raise Refused(reply.reason)
         return reply
 
+    def lineage(self) -> int:
+        """Which one this ps is of."""
+        reply = self.ask(m.Describe())
+        if not isinstance(reply, m.Described):
+            raise ProtocolError(f"ps:{self.index} answered Describe with {type(reply).__name__}")
+        return reply.lineage
+
     def copied(self, request: m.Copy) -> m.Copied:
         reply = self.ask(request)
         if not isinstance(reply, m.Copied):
             raise ProtocolError(f"ps:{self.index} answered Copy with {type(reply).__name__}")
         return reply
 
-    def fetch(self, what: str, limit_bytes: int, worker: int | None = None) -> tuple[m.Fetched, bytearray]:
-        reply, frame = self._channel.ask(m.Fetch(what, is_copy=True, worker=worker))
+    def fetch(
+        self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
+    ) -> tuple[m.Fetched, bytearray]:
+        reply, frame = self._channel.ask(m.Fetch(what, is_copy=True, worker=worker, number=copy.number))
         if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
+            raise CopyGone(f"ps:{self.index}: {reply.reason}")
         if not isinstance(reply, m.Fetched) or frame.bulk_bytes > limit_bytes:
             raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes of {what}, at most {limit_bytes} fit")
         block = bytearray(frame.bulk_bytes)
@@ -89,6 +104,8 @@ class Saver:
         self._work: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_ended = threading.Event()
+        self._calm = threading.Event()  # nobody wants to save now
+        self._calm.set()
         self.incarnation = me.incarnation
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
@@ -110,10 +127,13 @@ class Saver:
             self._thread.join(limit_s)
 
     def _run(self) -> None:
-        while self._work.get() is not None:
+        while (version := self._work.get()) is not None:
+            self._calm.wait()
             try:
                 with self._busy:
                     self._save_announced()
+            except Later:
+                self._work.put(version)
             except (PacelineError, OSError) as error:
                 if not self._is_ended.is_set():
                     self._tell_failure(error)
@@ -140,7 +160,7 @@ class Saver:
                 return None
             if copy.is_taken and (not copy.awaited or time.monotonic() > deadline):
                 return copy
-            self._is_ended.wait(pause_s)
+            self._wait(pause_s)
             pause_s = min(2 * pause_s, ASK_AGAIN_S[1])
 
     def _await_same(self, connection: Connection, first: m.Copied) -> m.Copied:
@@ -153,7 +173,12 @@ class Saver:
                 return copy
             if time.monotonic() > deadline or self._is_ended.is_set():
                 raise ClusterError(f"ps:{connection.index} has not copied round {first.round}, as ps:0 has")
-            self._is_ended.wait(ASK_AGAIN_S[0])
+            self._wait(ASK_AGAIN_S[0])
+
+    def _wait(self, pause_s: float) -> None:
+        self._is_ended.wait(pause_s)
+        if not self._calm.is_set():
+            raise Later
 
     def _request(self, is_now: bool = False) -> m.Copy:
         return m.Copy(self._me.worker, self.incarnation, is_now)
@@ -161,16 +186,34 @@ class Saver:
     # --- now --------------------------------------------------------------------------------------------------
 
     def save_now(self, position: m.Position, waits_for_others: bool = False) -> Path:
-        """As everything is at this moment; `position` is our own."""
-        with self._busy:
-            connections = [Connection(self._me, index) for index in range(self._plan.num_ps)]
-            try:
-                copies = self._copy_now(connections, position)
-                if waits_for_others:
-                    copies[0] = self._await_positions(connections[0], copies[0])
-                return self._write(connections, copies)
-            finally:
-                self._let_go(connections)
+        """As everything is at this moment; `position` is our own. A ps that is started again meanwhile has its memory,
+        but not the copy: ask for another one, until the deadline."""
+        waiting = Patience(self._me.wait_s, [device(i) for i in range(self._plan.num_ps)], self._say, SAY_EVERY_S)
+        pause_s = RETRY_S
+        self._calm.clear()
+        try:
+            with self._busy:
+                while True:
+                    try:
+                        return self._try_now(position, waits_for_others)
+                    except (*TRANSIENT, CopyGone) as error:
+                        waiting.again(f"a ps went away while it was to be saved ({error})")
+                    self._is_ended.wait(pause_s)
+                    pause_s = min(SLOWEST_RETRY_S, 2 * pause_s)
+        finally:
+            self._calm.set()
+
+    def _try_now(self, position: m.Position, waits_for_others: bool) -> Path:
+        connections: list[Connection] = []
+        try:
+            for index in range(self._plan.num_ps):
+                connections.append(Connection(self._me, index))
+            copies = self._copy_now(connections, position)
+            if waits_for_others:
+                copies[0] = self._await_positions(connections[0], copies[0])
+            return self._write(connections, copies)
+        finally:
+            self._let_go(connections)
 
     def _copy_now(self, connections: Sequence[Connection], position: m.Position) -> list[m.Copied]:
         """In rounds: all at the same one, so ps:0's open decisions are carried to the others; those who train may

@@ -12,6 +12,7 @@ import msgspec
 from paceline.checkpoint.state import ShardState, State
 from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, in_c_order
+from paceline.errors import ClusterError
 from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
@@ -27,7 +28,13 @@ class Source(Protocol):
 
     index: int
 
-    def fetch(self, what: str, limit_bytes: int, worker: int | None = None) -> tuple[m.Fetched, bytearray]: ...
+    def fetch(
+        self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
+    ) -> tuple[m.Fetched, bytearray]: ...
+
+
+class CopyGone(ClusterError):
+    """What a ps sends is not of the copy that we were told of: it was started again, or another one was asked for."""
 
 
 def save(
@@ -35,16 +42,16 @@ def save(
     num_workers: int,
 ) -> tuple[Path, int]:  # fmt: skip
     """Fetch every copy and write checkpoints/step-N; returns it, and how many bytes its tensors have."""
-    model = _fetch(sources, layout, plan, "parameters")
-    averages = _fetch(sources, layout, plan, "ema") if copies[0].has_averages else None
-    _, carried = sources[0].fetch("carried", layout.carried_bytes)
+    model = _fetch(sources, layout, plan, copies, "parameters")
+    averages = _fetch(sources, layout, plan, copies, "ema") if copies[0].has_averages else None
+    _, carried = _part(sources[0], copies[0], "carried", layout.carried_bytes)
     for spec, offset in zip(layout.carried, layout.carried_offsets, strict=True):
         model[spec.name] = in_c_order(spec, memoryview(carried)[offset:])
     states, own = worker_states(copies[0].positions)
     for worker in copies[0].buffers_of:
-        _, block = sources[0].fetch("carried", layout.carried_bytes, worker)
+        _, block = _part(sources[0], copies[0], "carried", layout.carried_bytes, worker)
         own[buffers_name(worker)] = Entry("uint8", (len(block),), bytes(block))
-    optimizer = _optimizer(sources, layout, plan)
+    optimizer = _optimizer(sources, layout, plan, copies)
     first = copies[0]
     assert first.optimizer is not None
     state = State(
@@ -55,7 +62,7 @@ def save(
         groups=[dict(group) for group in first.optimizer.groups],
         paceline=VERSION,
         turn=first.turn,
-        lineage=first.lineage,
+        lineage=max(copy.lineage for copy in copies),  # a shard may have gone back alone
         seed=first.seed,
         num_ps=plan.num_ps,
         num_workers=num_workers,
@@ -66,8 +73,13 @@ def save(
     return write(folder, model, optimizer, state, averages, own or None), sum(t.size_bytes for t in tensors)
 
 
-def _optimizer(sources: Sequence[Source], layout: Layout, plan: Plan) -> dict[str, Entry]:
-    fetched = [source.fetch("slots", limit_of(plan.shard_bytes[source.index])) for source in sources]
+def _optimizer(
+    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied]
+) -> dict[str, Entry]:  # fmt: skip
+    fetched = [
+        _part(source, copy, "slots", limit_of(plan.shard_bytes[source.index]))
+        for source, copy in zip(sources, copies, strict=True)
+    ]
     optimizer = {}
     for tensor, named in sorted(assemble(fetched, layout).items()):
         spec = layout.trained[tensor]
@@ -79,12 +91,24 @@ def _optimizer(sources: Sequence[Source], layout: Layout, plan: Plan) -> dict[st
     return optimizer
 
 
-def _fetch(sources: Sequence[Source], layout: Layout, plan: Plan, what: str) -> dict[str, Entry]:
+def _fetch(
+    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], what: str
+) -> dict[str, Entry]:  # fmt: skip
     """All trained tensors, or their averages."""
     arena = Arena.private(plan.total_bytes).memory
-    for source in sources:
+    for source, copy in zip(sources, copies, strict=True):
         base, size = plan.base(source.index), plan.shard_bytes[source.index]
-        _, block = source.fetch(what, size)
+        _, block = _part(source, copy, what, size)
         arena[base : base + size] = block
     offsets = plan.tensor_offsets()
     return {s.name: in_c_order(s, arena[offsets.get(i, 0) :]) for i, s in enumerate(layout.trained)}
+
+
+def _part(
+    source: Source, copy: m.Copied, what: str, limit_bytes: int, worker: int | None = None
+) -> tuple[m.Fetched, bytearray]:
+    """A part of this very copy: a checkpoint of two versions would look whole, and be none."""
+    told, block = source.fetch(what, limit_bytes, copy, worker)
+    if told.version != copy.version:
+        raise CopyGone(f"ps:{source.index} sent {what} of version {told.version}, its copy is of {copy.version}")
+    return told, block

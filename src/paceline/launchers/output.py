@@ -1,0 +1,46 @@
+"""WHAT if the disk with a task's log is full? What is printed is lost, and nothing else: a print ends no training.
+
+Called by launchers/entry in a task's process, before its script. Only a log that is a file is treated so, and only
+because of a full disk; to the script stdout and stderr look as before.
+"""
+
+import errno
+import io
+import os
+import stat
+import sys
+from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Lossy(io.FileIO):
+    """A file that forgets what does not fit on the disk."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return memoryview(data).nbytes
+
+
+def keep_printing() -> None:
+    """From now on print() in this process works on a full disk too."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            stream.flush()
+            setattr(sys, name, lossy(stream))
+
+
+def lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Another stream to the same file, which forgets."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(Lossy(stream.fileno(), "wb", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

@@ -1,0 +1,121 @@
+"""A disk that is full: training goes on, the checkpoint before stays, and the end says that the last one is not there.
+
+The run folder lies on a small file system of its own, which only root can make; elsewhere the slow test is skipped.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from processes import Gate, Processes
+
+import paceline
+from paceline.checkpoint.read import newest, verify
+from paceline.errors import ConnectionLost, TrainingFailed
+from paceline.worker.saver import Saver
+
+SIZE_MB = 24
+STOP = 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
+    made = subprocess.run(command, capture_output=True, text=True) if os.geteuid() == 0 else None
+    if made is None or made.returncode:
+        why = made.stderr.strip() if made else "not root"
+        pytest.skip(f"SKIPPED, so a full disk is NOT tested here: no small file system can be made ({why})")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def saved(folder: Path) -> Path:
+    """The checkpoint that the saver's thread is about to finish."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = newest(folder) if folder.exists() else None
+        if found is not None:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint was written")
+
+
+def fill(folder: Path) -> None:
+    """Leave no byte."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                continue
+
+
+@pytest.mark.slow
+def test_training_goes_on_and_the_end_says_what_is_missing(
+    small_disk: Path, processes: Processes, train: Path, gate: Gate
+) -> None:
+    run_dir = small_disk / "run"
+    processes.leave_unverified("a ledger that ends gives blocks back, so that the last checkpoint might fit")
+    run = processes.paceline(
+        "run", "--workers", "2", "--mode", "sync", "--save-every", "15", "--run-dir", run_dir, train,
+        "--epochs", "30", "--batches", "20", "--gate", f"0:{STOP}:{gate.path}", PACELINE_LEDGER="0",
+    )  # fmt: skip
+    arrival = gate.arrival()
+    kept = saved(run_dir / "checkpoints")  # the next one is due after the gate
+    fill(small_disk)
+    arrival.release()
+    run.ends_with(4)
+    assert "Training done, but the final model could not be saved; global step 600" in run.text
+    assert f"Model: {kept.relative_to(processes.folder)}, which is not the final one" in run.text
+    assert "not started again: it has trained to the end" in run.text
+    assert newest(run_dir / "checkpoints") == kept and verify(kept) == []
+    assert list((run_dir / "checkpoints").iterdir()) == [kept]  # nothing half done is left
+    log = (run_dir / "logs" / "worker-0.log").read_text()
+    assert "no checkpoint was written this time" in log and "Training goes on" in log
+
+
+def one_step(ctx: paceline.Context) -> None:
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+class Failing:
+    """Saver.save_now, of which the first `count` fail."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, count: int) -> None:
+        self.left = count
+        plain = Saver.save_now
+
+        def save_now(saver: Saver, *args: object) -> Path:
+            self.left -= 1
+            if self.left >= 0:
+                raise ConnectionLost("a ps went away while it was to be saved")
+            return plain(saver, *args)  # type: ignore[arg-type]
+
+        patch.setattr(Saver, "save_now", save_now)
+
+
+def test_the_last_worker_saves_what_the_chief_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch, 1)
+    told = paceline.launch(one_step, workers=1, run_dir=str(tmp_path / "run"))
+    assert told["ok"] and failing.left < 0
+    assert newest(tmp_path / "run" / "checkpoints") is not None
+
+
+def test_a_final_model_that_nobody_could_save_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Failing(monkeypatch, 100)
+    with pytest.raises(TrainingFailed, match="the final model, of global step 2, could not be saved"):
+        paceline.launch(one_step, workers=1, run_dir=str(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] == 2

@@ -1,0 +1,112 @@
+"""WHAT does a worker bring to a ps that has lost its memory, and under which lineage?"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from small_checkpoint import STATE
+
+from paceline.checkpoint.state import ShardState
+from paceline.errors import ConnectionLost, Refused
+from paceline.modes.spec import ModeSpec
+from paceline.params.layout import Layout, TensorSpec
+from paceline.params.placement import place
+from paceline.transport.base import Buffer
+from paceline.wire import messages as m
+from paceline.worker import rewinding
+from paceline.worker.identity import Identity
+from paceline.worker.link import Link
+from paceline.worker.rewinding import Rewinder, saved_version
+
+LAYOUT = Layout((TensorSpec("weight", (64, 8), (8, 1), "float32", 0),))
+ME = Identity(
+    "worker", 0, 1, "r", True, ModeSpec(name="sync"), ("a:1", "b:1"), ("/job:worker/replica:0/task:0",), "bytes", "tcp",
+    "float32", False, b"", 5.0, 20.0,
+)  # fmt: skip
+
+
+class Ps:
+    """What server/rewinding says, and what it was told."""
+
+    def __init__(self, lineage: int) -> None:
+        self.lineage = lineage
+        self.told: list[m.Request] = []
+
+
+class Connection:
+    cluster: list[Ps]
+
+    def __init__(self, me: Identity, index: int) -> None:
+        self.index = index
+        self._ps = self.cluster[index]
+
+    def lineage(self) -> int:
+        return self._ps.lineage
+
+    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
+        if isinstance(request, m.Rewind):
+            if request.lineage <= self._ps.lineage:
+                raise Refused(f"ps:{self.index} is of lineage {self._ps.lineage} already")
+            self._ps.lineage = request.lineage
+        self._ps.told.append(request)
+        return m.Done()
+
+    def close(self) -> None:
+        pass
+
+
+class Own:
+    """A worker that knows lineage 1 of both ps."""
+
+    layout = LAYOUT
+    plan = place(LAYOUT, 2, "bytes")
+    spec = m.OptimizerSpec("SGD", [{"lr": 0.1}])
+
+    def __init__(self) -> None:
+        links = [SimpleNamespace(index=i, lineage=1, version=7, offset=0) for i in range(2)]
+        self.client = SimpleNamespace(links=links, dial=m.Dial(0, ME.spec, 0), incarnation=1)
+
+    def carried_block(self) -> bytes:
+        return b""
+
+    def parameters_of(self, index: int) -> memoryview:
+        return memoryview(bytes(self.plan.shard_bytes[index]))
+
+
+def rewinder(cluster: list[Ps], patch: pytest.MonkeyPatch) -> tuple[Rewinder, Link]:
+    Connection.cluster = cluster
+    patch.setattr(rewinding, "Connection", Connection)
+    own = Own()
+    made = Rewinder(ME, own, lambda: None, True, lambda line: None, lambda *a, **b: None)  # type: ignore[arg-type]
+    return made, own.client.links[1]
+
+
+JOINED = m.Joined(False, 0, 0, [])
+
+
+def test_one_that_died_in_the_middle_of_it_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It brought ps:1 to lineage 2, and nobody who trains has heard of that."""
+    cluster = [Ps(1), Ps(2)]
+    made, lost = rewinder(cluster, monkeypatch)
+    made.has_trained = True
+    with pytest.raises(ConnectionLost, match="has got values now"):
+        made.on_empty(lost, JOINED)
+    assert [ps.lineage for ps in cluster] == [3, 3]
+    assert isinstance(cluster[0].told[-1], m.Restored)
+
+
+def test_one_that_has_not_trained_has_nothing_to_reseed_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = [Ps(1), Ps(0)]
+    made, lost = rewinder(cluster, monkeypatch)
+    with pytest.raises(ConnectionLost, match="nobody has brought it values yet"):
+        made.on_empty(lost, JOINED)
+    assert cluster[1].told == []
+
+
+def test_the_version_of_a_saved_shard() -> None:
+    shards = [ShardState(index=0, version=1200), ShardState(index=1, version=900)]
+    state = msgspec.structs.replace(STATE, shards=shards)
+    assert saved_version(state, 1, num_ps=2, has_rounds=False) == 900
+    assert saved_version(state, 1, num_ps=3, has_rounds=False) == 1200  # shards of another cut
+    assert saved_version(state, 1, num_ps=2, has_rounds=True) == 1200

@@ -1,0 +1,253 @@
+"""IS a checkpoint of one version, also when a ps is started again or another copy is asked for in the middle of it?"""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from lives import Life, spec_by_name
+
+from paceline.checkpoint.read import load, verify
+from paceline.errors import ConnectionLost, PacelineError, Refused, WaitTimeout
+from paceline.modes.spec import ModeSpec
+from paceline.params.layout import Layout, TensorSpec
+from paceline.params.placement import place
+from paceline.transport.base import Buffer
+from paceline.wire import messages as m
+from paceline.worker import saver as saver_module
+from paceline.worker.context import Context
+from paceline.worker.identity import Identity
+from paceline.worker.saver import Saver
+from paceline.worker.saving import CopyGone
+
+LAYOUT = Layout((TensorSpec("weight", (20, 8), (8, 1), "float32", 0),))
+WHERE = m.Position(0)
+Between = Callable[[str], None]
+
+
+def ps() -> Life:
+    made = Life(spec_by_name("Adam"), ModeSpec(), LAYOUT)
+    for number in range(3):
+        made.push(number)
+    return made
+
+
+def copy_of(life: Life) -> m.Copied:
+    return life.core.snapshots.asked(life.core, m.Copy(0, 1, is_now=True))
+
+
+def parts_of(life: Life, copy: m.Copied, what: str = "parameters") -> bytes:
+    with life.core.snapshots.fetched(life.core, m.Fetch(what, is_copy=True, number=copy.number)) as (_, block):
+        return bytes(block)
+
+
+# --- the ps ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_fetched_is_of_the_copy_that_was_asked_for() -> None:
+    life = ps()
+    first = copy_of(life)
+    wanted = parts_of(life, first)
+    life.push(3)
+    assert parts_of(life, first) == wanted
+    second = copy_of(life)
+    with pytest.raises(Refused, match="no copy 1 to fetch"):
+        parts_of(life, first, "slots")
+    assert (second.version, second.number) == (4, 2)
+    assert parts_of(life, second) != wanted
+
+
+def test_a_copy_on_its_way_is_not_overwritten() -> None:
+    life = ps()
+    first = copy_of(life)
+    snapshots = life.core.snapshots
+    with snapshots.fetched(life.core, m.Fetch("parameters", is_copy=True, number=first.number)) as (_, block):
+        before = bytes(block)
+        life.push(3)
+        second = copy_of(life)
+        assert bytes(block) == before
+    life.push(4)
+    copy_of(life)
+    assert bytes(block) == before and parts_of(life, copy_of(life)) != before
+    assert second.version == 4
+
+
+def test_the_memory_of_a_copy_is_used_again() -> None:
+    life = ps()
+    copy_of(life)
+    memory = life.core.snapshots._copy.parameters  # type: ignore[union-attr]
+    life.push(3)
+    copy_of(life)
+    assert life.core.snapshots._copy.parameters is memory  # type: ignore[union-attr]
+
+
+# --- the writer -----------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """The saver's way to the ps of a Life; `between` is called before everything that is asked."""
+
+    life: Life
+    between: Between
+
+    def __init__(self, me: Identity, index: int) -> None:
+        self.index = index
+        self._core = self.life.core
+        type(self).between("connect")
+
+    def _here(self, what: str) -> None:
+        type(self).between(what)
+        if self.life.core is not self._core:
+            raise ConnectionLost("ps:0 ended")
+
+    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
+        return m.Done()
+
+    def copied(self, request: m.Copy) -> m.Copied:
+        self._here("copy")
+        return self._core.snapshots.asked(self._core, request)
+
+    def fetch(
+        self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
+    ) -> tuple[m.Fetched, bytearray]:
+        self._here(what)
+        asked = m.Fetch(what, is_copy=True, worker=worker, number=copy.number)
+        try:
+            with self._core.snapshots.fetched(self._core, asked) as (told, block):
+                return told, bytearray(block)
+        except Refused as error:
+            raise CopyGone(str(error)) from error
+
+    def close(self) -> None:
+        pass
+
+
+class Saving:
+    """A saver, its ps, and what happens at the first of each question."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, wait_s: float = 20.0) -> None:
+        self.life = Connection.life = ps()
+        self.happens: dict[str, Callable[[], None]] = {}
+        patch.setattr(Connection, "between", self._between, raising=False)
+        patch.setattr(saver_module, "Connection", Connection)
+        me = Identity(
+            "worker", 0, 1, "r", True, ModeSpec(), ("here:1",), ("/job:worker/replica:0/task:0",), "bytes", "tcp",
+            "float32", False, b"", 5.0, wait_s,
+        )  # fmt: skip
+        self.said: list[str] = []
+        self.saver = Saver(me, LAYOUT, place(LAYOUT, 1, "bytes"), folder, 5, self.said.append, lambda *a, **b: None)
+
+    def _between(self, what: str) -> None:
+        self.happens.pop(what, lambda: None)()
+
+
+@pytest.mark.parametrize("when", ["copy", "parameters", "slots", "carried"])
+def test_a_ps_that_is_started_again_is_saved_after_all(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.happens[when] = saving.life.die
+    path = saving.saver.save_now(WHERE)
+    assert verify(path) == []
+    wanted = saving.life.bits()["parameters"]
+    assert bytes(load(path).model["weight"].data) == wanted[: 160 * 4]
+
+
+def refuse_connection() -> None:
+    raise ConnectionLost("nobody listens")
+
+
+def test_a_ps_that_is_away_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch)
+    saving.happens["connect"] = refuse_connection
+    assert saving.saver.save_now(WHERE).name == "step-00000003"
+
+
+def test_only_until_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, wait_s=0.0)
+    monkeypatch.setattr(Connection, "between", lambda what: refuse_connection())
+    with pytest.raises(WaitTimeout, match="nobody listens"):
+        saving.saver.save_now(WHERE)
+
+
+def test_a_copy_of_somebody_else_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parameters and its optimizer state would be of two versions."""
+    saving = Saving(tmp_path, monkeypatch)
+
+    def other() -> None:
+        saving.life.push(3)
+        copy_of(saving.life)
+
+    saving.happens["slots"] = other
+    path = saving.saver.save_now(WHERE)
+    state = load(path)
+    assert state.state.shards[0].version == state.state.global_step == 4
+    assert bytes(state.model["weight"].data) == saving.life.bits()["parameters"][: 160 * 4]
+
+
+def test_another_version_than_told_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saving = Saving(tmp_path, monkeypatch, wait_s=0.0)
+    plain = Connection.fetch
+
+    def other(self: Connection, *args: object) -> tuple[m.Fetched, bytearray]:
+        told, block = plain(self, *args)  # type: ignore[arg-type]
+        return msgspec.structs.replace(told, version=told.version + 1), block
+
+    monkeypatch.setattr(Connection, "fetch", other)
+    with pytest.raises(WaitTimeout, match="of version 4, its copy is of 3"):
+        saving.saver.save_now(WHERE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_now_does_not_wait_for_one_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The announced update is still to come: it may be the very worker that saves now which has to make it."""
+    saving = Saving(tmp_path, monkeypatch)
+    waits = threading.Event()
+    plain = Connection.copied
+
+    def copied(self: Connection, request: m.Copy) -> m.Copied:
+        if request.is_now:
+            return plain(self, request)
+        waits.set()
+        return m.Copied(is_taken=False, is_wanted=True, has_rounds=True)
+
+    monkeypatch.setattr(Connection, "copied", copied)
+    saving.saver.wake(4)
+    assert waits.wait(10)
+    saved: list[Path] = []
+    now = threading.Thread(target=lambda: saved.append(saving.saver.save_now(WHERE)), daemon=True)
+    now.start()
+    now.join(10)
+    assert [path.name for path in saved] == ["step-00000003"]
+    waits.clear()
+    assert waits.wait(10)  # and then it waits again
+    saving.saver.close(10)
+
+
+# --- the script -----------------------------------------------------------------------------------------------------
+
+
+class Fails:
+    """A saver that cannot."""
+
+    incarnation = 0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def save_now(self, position: m.Position, waits_for_others: bool) -> Path:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [WaitTimeout("gave up"), ConnectionLost("went"), Refused("no"), OSError("full")])
+def test_what_cannot_be_saved_is_told_and_training_goes_on(error: Exception) -> None:
+    said: list[str] = []
+    context = Context(None, said.append)
+    context._trainee = type("Trainee", (), {"client": type("Client", (), {"incarnation": 1})})()
+    context._saver = Fails(error)  # type: ignore[assignment]
+    try:
+        assert context._save(WHERE) is None
+    except PacelineError as escaped:
+        pytest.fail(f"it ends the chief: {escaped}")
+    assert said == [f"paceline: no checkpoint was written: {error}"]

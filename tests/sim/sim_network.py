@@ -13,14 +13,14 @@ from random import Random
 from typing import Any
 
 from paceline.errors import ConnectionLost
-from paceline.server import core, desk, service
+from paceline.server import core, desk, service, switching
 from paceline.server.core import Peer
 from paceline.transport.security import Role
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Reply, Request, encode
 
 UPTIME_S = 1e6  # a machine's clock does not begin with the run
-CLOCKED: tuple[Any, ...] = (core, desk, service)
+CLOCKED: tuple[Any, ...] = (core, desk, service, switching)
 
 
 class World:

@@ -73,9 +73,16 @@ def run(
             os.waitpid(pid, 0)
             inside += is_pending(keeper)
             pid, line = start(keeper, layout, optimizer, mode)
-    line.sendall(NUMBER.pack(DIGEST))
-    digest = line.recv(64).decode()
-    os.waitpid(pid, 0)
+    digest = ""
+    while not digest:
+        try:
+            line.sendall(NUMBER.pack(DIGEST))
+            digest = line.recv(64).decode()
+        except OSError:
+            pass  # the last kill came after the last answer
+        os.waitpid(pid, 0)
+        if not digest:
+            pid, line = start(keeper, layout, optimizer, mode)
     keeper.forget()
     return digest, kills, inside, took_s / pushes
 

@@ -285,7 +285,7 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         (["run", "--slow", "worker:2=5x", "train.py"], "its workers are worker:0, worker:1"),
         (["demo", "--slow", "worker:1", "--", "--epochs", "1"], "write it as worker:1=5x"),
         (["run", "--ps", "0", "train.py"], "at least 1"),
-        (["run", "--save-every", "often", "train.py"], "--save_every"),
+        (["run", "--save-every", "often", "train.py"], "--save-every"),
         (["run", "--lane", "inproc", "train.py"], "inproc"),
         (["run", "--ps-hosts", "localhost", "train.py"], "has no port"),
         (["run", "--ps-hosts", "h:1,h:1", "train.py"], "both have the address"),

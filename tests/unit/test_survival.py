@@ -1,6 +1,6 @@
 """DOES a ps that is killed anywhere come back where it was? Every point of every update, all optimizers, all modes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -28,6 +28,15 @@ BLOCK = 512
 
 def life(optimizer: str, mode: ModeSpec, layout: Layout = LAYOUT, ema: float | None = None) -> Life:
     return Life(spec_by_name(optimizer), mode, layout, ema)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Blocks this small gain nothing from a second one, and beside other programs each would wait for the other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 Given = Callable[[int], tuple[bytes, float]]

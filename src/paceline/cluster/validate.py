@@ -19,6 +19,7 @@ from paceline.transport import LANES
 
 DATA = ("shard", "full")
 PLAIN = Settings(run_id="")
+MIN_LEASE_S = 0.1
 
 
 def check(settings: Settings, cluster: ClusterSpec) -> None:
@@ -42,12 +43,16 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
         raise UsageError(f"--keep is {settings.keep}; at least 1 checkpoint stays (--save-every none writes none).")
     _check_security(settings)
     _positive("lease_s", settings.lease_s)
+    if settings.lease_s < MIN_LEASE_S:
+        raise UsageError(
+            f"--lease-s is {settings.lease_s:g}; hearts beat five times a lease: use {MIN_LEASE_S} or more."
+        )
     _positive("wait_s", settings.wait_s)
     _check_stall(settings)
     if settings.max_restarts < 0:
         raise UsageError(f"--max-restarts is {settings.max_restarts}; it must be 0 (never) or more.")
     if settings.log_every < 0:
-        raise UsageError(f"--log_every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
+        raise UsageError(f"--log-every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
 
 
 def _check_jobs(cluster: ClusterSpec) -> None:
@@ -140,9 +145,9 @@ def check_save_every(text: str) -> None:
     """
     number = text[:-1] if text[-1:] in ("s", "m", "h") else text
     if text != "none" and not (number.isdecimal() and int(number) > 0):
-        raise UsageError(f"--save_every is {text!r}; use a number of steps (500), a time (10m, 30s, 2h) or none.")
+        raise UsageError(f"--save-every is {text!r}; use a number of steps (500), a time (10m, 30s, 2h) or none.")
 
 
 def _positive(flag: str, seconds: float) -> None:
     if not (math.isfinite(seconds) and seconds > 0):
-        raise UsageError(f"--{flag} is {seconds}; it must be a number of seconds above 0.")
+        raise UsageError(f"--{flag.replace('_', '-')} is {seconds}; it must be a number of seconds above 0.")

@@ -73,7 +73,7 @@ def plan(minutes: float, seed: int = 0) -> Plan:
         phases=tuple(phases),
         faults=tuple(faults),
         references=5 if is_long else 3,
-        reference_s=WARM_S + min(quiet_s, 20.0),
+        reference_s=WARM_S + min(quiet_s / 2, 20.0),
     )
 
 

@@ -23,6 +23,8 @@ from paceline.cluster.spec import Task
 from paceline.launchers.entry import Program
 from paceline.launchers.nursery import Forked, NoNursery, Nursery
 
+TWICE_S = 1.0  # an interrupt so soon after another one is the same
+
 
 class Exited(msgspec.Struct, frozen=True):
     """A task's process is over."""
@@ -71,6 +73,7 @@ class Children:
         self.codes: dict[Task, int] = {}
         self.asked: set[Task] = set()  # to end, by us: their exit codes tell nothing
         self.is_interrupted = False
+        self._interrupted_s = 0.0
         self._nursery = nursery
         self._lock = threading.Lock()
         self._running: dict[Task, Process] = {}
@@ -137,7 +140,10 @@ class Children:
 
     def interrupt(self) -> None:
         """Let the next next_event() say that the run should end; safe in a signal handler."""
-        self.is_interrupted = True
+        now_s = time.monotonic()
+        if self.is_interrupted and now_s - self._interrupted_s < TWICE_S:
+            return  # a terminal and a wrapper around us tell the same Ctrl+C
+        self.is_interrupted, self._interrupted_s = True, now_s
         self._events.put(Interrupted())
 
     def next_event(self, timeout_s: float) -> Event | None:

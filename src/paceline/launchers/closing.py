@@ -19,7 +19,7 @@ from paceline.telemetry.records import Metrics, ModeChange, WorkerReport
 TRACEBACK = "Traceback (most recent call last)"
 TAIL_BYTES = 64 * 1024
 NOT_SAVED = "the final model could not be saved"
-TAIL_LINES = 15
+TAIL_LINES = 5
 SHOWN_LINES = 60
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
@@ -62,6 +63,21 @@ def dry_run(request: Request) -> int:
     return EXIT_OK
 
 
+def check_resume(resume: str) -> None:
+    """Refuse a checkpoint that is not there before anything is made; its bytes are checked by whoever loads it."""
+    if resume in ("auto", "none"):
+        return
+    path = Path(resume)
+    if not resume or not path.is_dir():
+        raise UsageError(
+            f"--resume {resume!r}: there is no such folder; give a checkpoint, a run folder, auto or none."
+        )
+    if not (path / "MANIFEST.json").exists():
+        inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        if read.newest(inside) is None:
+            raise UsageError(f"--resume {resume}: there is no whole checkpoint in {inside}.")
+
+
 def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
     """The cluster that was asked for, or a UsageError; nothing has been made or started."""
     check_program(request.program)
@@ -77,6 +93,7 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
         if not isinstance(given, int):
             ports.check_free(given)
     check_folder(request)
+    check_resume(request.settings.resume)
     return cluster
 
 

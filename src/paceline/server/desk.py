@@ -1,6 +1,7 @@
 """WHAT else may be asked of a ps? Joining, starting, pausing, reading, assigning, closing: everything not hot.
 
-Called by server/service with a connection's cold message; answers on that connection, now or when it is due.
+Called by server/service with a connection's cold message; answers on that connection, now or when it is due. Changing
+the mode is in server/switching, saving and going back in server/saving; the table at the end has all of them.
 Refusals are raised as PacelineError and become a `Failed` reply; nothing here blocks.
 """
 
@@ -11,10 +12,8 @@ from typing import Any
 
 from paceline.cluster.membership import Phase, last_incarnation
 from paceline.errors import ConnectionLost, ProtocolError, Refused
-from paceline.modes import make as make_mode
-from paceline.modes.spec import check
 from paceline.params.layout import difference, problems
-from paceline.server import roles
+from paceline.server import roles, saving, switching
 from paceline.server.actions import Answer
 from paceline.server.budget import Budget
 from paceline.server.core import Core, Peer
@@ -82,7 +81,7 @@ class Desk:
                 slot = core.slots[key] = core.new_slot(key)
                 slot.options, slot.weight = join.optimizer.groups, join.weight
             peer.slot = slot
-            answers += self._changed()  # enough workers may be there now
+            answers += self.changed()  # enough workers may be there now
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
             reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes)
@@ -148,7 +147,7 @@ class Desk:
 
     def init(self, peer: Peer, message: m.Init, frame: Frame) -> Answers:
         """The chief's first values. A second chief's are read and thrown away."""
-        core, shard = self.core, self._shard(peer)
+        core, shard = self.core, self.shard()
         carried = shard.layout.carried_bytes if core.config.index == 0 else 0
         block = bytearray(shard.size_bytes + carried)
         peer.channel.recv_bulk(frame, memoryview(block))
@@ -158,7 +157,7 @@ class Desk:
                 core.carried = block[shard.size_bytes :]
                 if core.durable is not None:
                     core.durable.carried()
-            elif self._worker(peer) != 0:
+            elif self.worker(peer) != 0:
                 raise Refused("only the chief initialises the model")
             elif not core.is_initialised:
                 shard.fill(memoryview(block)[: shard.size_bytes])
@@ -173,12 +172,12 @@ class Desk:
     def start(self, peer: Peer, message: m.Start, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
-            self._worker(peer)
+            self.worker(peer)
             assert peer.key is not None
             core.starters[peer.key] = peer
             if core.wanted is not None:
                 core.state.ready.add(peer.key)  # it has no step to finish: nobody waits for it
-            return self._changed()
+            return self.changed()
 
     def release_starters(self) -> None:
         """Let everybody go once the chief has initialised all shards and nobody is missing. Wants the lock."""
@@ -251,21 +250,21 @@ class Desk:
 
     def pause(self, peer: Peer, message: m.Pause, frame: Frame) -> Answers:
         with self.core.lock:
-            self.core.members.pause(self._worker(peer))
-            answers = self._changed()
+            self.core.members.pause(self.worker(peer))
+            answers = self.changed()
         self.core.tell(peer, m.Done())
         return answers
 
     def resume(self, peer: Peer, message: m.Resume, frame: Frame) -> Answers:
         with self.core.lock:
-            self.core.resume(self._worker(peer))
+            self.core.resume(self.worker(peer))
             self.core.tell(peer, self.core.dial)
         return []
 
     def barrier(self, peer: Peer, message: m.Barrier, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
-            worker = self._worker(peer)
+            worker = self.worker(peer)
             assert peer.key is not None
             if message.number and (peer.key[1], message.number) == core.left_barriers.get(worker):
                 core.tell(peer, core.dial)  # everybody was let out, but it did not hear of it
@@ -273,72 +272,11 @@ class Desk:
             core.members.pause(worker)
             core.in_barrier[peer.key] = peer
             core.barrier_numbers[worker] = peer.key[1], message.number
-            answers = self._changed()
+            answers = self.changed()
             core.release_barrier()
         return answers
 
-    def ready(self, peer: Peer, message: m.Ready, frame: Frame) -> Answers:
-        """It stands still until the mode has changed; if nothing is to change any more, it goes on at once."""
-        core = self.core
-        with core.lock:
-            self._worker(peer)
-            assert peer.key is not None
-            if core.wanted is None:
-                core.tell(peer, core.dial)
-                return []
-            if not core.standing:
-                core.standing_since_s = time.monotonic()
-            core.standing[peer.key] = peer
-            core.state.ready.add(peer.key)
-            return self._changed()
-
-    def switch_mode(self, peer: Peer, message: m.SwitchMode, frame: Frame) -> Answers:
-        """From outside the training, to ps:0: everybody finishes a step, then the new mode holds."""
-        core = self.core
-        with core.lock:
-            now = core.state.mode.spec
-            if core.config.index != 0:
-                raise Refused("only ps:0 changes the mode")
-            if (message.spec.name == "local") != (now.name == "local"):
-                raise Refused(
-                    f"a run in mode {now.name} cannot go on in mode {message.spec.name}: in mode local the optimizer "
-                    "runs on the workers, else on the ps, and its state cannot move while they train"
-                )
-            check(message.spec, core.config.num_workers)
-            if not core.is_started:
-                raise Refused("the run has not started to train yet")
-            if not core.members.live and not core.members.missing:
-                raise Refused("the run is over: nobody trains any more")
-            if message.spec == now and core.wanted is None:
-                core.tell(peer, m.Switched(now, now, core.state.version, 0.0))
-                return []
-            if core.wanted not in (None, message.spec):
-                core.give_up_switch(f"another change was asked for meanwhile: {message.spec}")
-            if message.waits:
-                core.switchers.append(peer)
-            else:
-                core.tell(peer, m.Switched(now, message.spec, core.state.version, None))
-            core.wanted = message.spec
-            answers = core.perform(core.state.begin_switch(time.monotonic()))
-            core.switch_if_still()
-            self.release_starters()
-        return answers
-
-    def align(self, peer: Peer, message: m.Align, frame: Frame) -> Answers:
-        """On every shard but ps:0: the mode that holds there holds here too."""
-        core, dial = self.core, message.dial
-        with core.lock:
-            self._worker(peer)
-            mode = make_mode(dial.spec, core.config.num_workers)
-            is_new = dial.turn > core.state.turn
-            core.perform(core.state.align(mode, dial.turn, dial.version))
-            if core.ledger is not None and is_new:
-                core.ledger.mode(mode, dial.turn, core.state.version)
-            reply = m.Aligned(core.state.offset, core.state.version)
-        peer.channel.say(reply)
-        return []
-
-    def _changed(self) -> Answers:
+    def changed(self) -> Answers:
         """Who trains has changed: rounds and waiting ones are looked at again. Wants the lock."""
         core = self.core
         answers = core.perform(core.state.changed(time.monotonic()))
@@ -349,7 +287,7 @@ class Desk:
     def steps(self, peer: Peer, message: m.Steps, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
-            self._worker(peer)
+            self.worker(peer)
             if core.budget is None:
                 core.budget = Budget(message.total)
             elif core.budget.total != message.total:
@@ -358,7 +296,7 @@ class Desk:
             core.ticket_waiters[peer.key] = peer
             core.release_tickets()
             core.release_barrier()
-            return self._changed()
+            return self.changed()
 
     def fetch(self, peer: Peer, message: m.Fetch, frame: Frame) -> Answers:
         """A consistent copy of what is asked for, whoever asks."""
@@ -369,7 +307,7 @@ class Desk:
             return []
         entries: list[m.SlotEntry] = []
         with core.lock:
-            shard = self._shard(peer)
+            shard = self.shard()
             if message.what in ("parameters", "ema"):
                 if message.tensor is not None and not 0 <= message.tensor < len(shard.layout.trained):
                     raise Refused(f"there is no trained tensor {message.tensor}")
@@ -388,14 +326,14 @@ class Desk:
 
     def assign(self, peer: Peer, message: m.Assign, frame: Frame) -> Answers:
         """Only the chief writes."""
-        core, shard = self.core, self._shard(peer)
+        core, shard = self.core, self.shard()
         limit = 16 * max(shard.size_bytes, 1 << 16) + shard.layout.carried_bytes
         if frame.bulk_bytes > limit:
             raise ProtocolError(f"{frame.bulk_bytes} bytes to assign, more than {limit} can be meant")
         block = bytearray(frame.bulk_bytes)
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
-            if not core.rewinding.is_by(peer) and self._worker(peer) != 0:
+            if not core.rewinding.is_by(peer) and self.worker(peer) != 0:
                 raise Refused("only the chief may assign")
             if message.what == "parameters" and len(block) == shard.size_bytes:
                 shard.assign(memoryview(block))
@@ -416,64 +354,6 @@ class Desk:
         peer.channel.say(m.Done())
         return []
 
-    def position(self, peer: Peer, message: m.Position, frame: Frame) -> Answers:
-        """One way: where a worker is after the update that is to be saved; its buffers come with it if they changed."""
-        if frame.bulk_bytes and frame.bulk_bytes != self._shard(peer).layout.carried_bytes:
-            raise ProtocolError(f"{frame.bulk_bytes} bytes are no carried tensors of this model")
-        block = bytearray(frame.bulk_bytes)
-        peer.channel.recv_bulk(frame, memoryview(block))
-        with self.core.lock:
-            if peer.key is not None and peer.key[0] == message.worker:
-                self.core.snapshots.note(message, self.core.state.mode.has_rounds)
-                if block:
-                    self.core.snapshots.carry(self.core, message.worker, block)
-        return []
-
-    def copy(self, peer: Peer, message: m.Copy, frame: Frame) -> Answers:
-        """From the worker that writes a checkpoint, on a connection of its own."""
-        with self.core.lock:
-            self._check_writer(peer, message.worker, message.incarnation)
-            reply = self.core.snapshots.asked(self.core, message)
-        peer.channel.say(reply)
-        return []
-
-    def free_copy(self, peer: Peer, message: m.FreeCopy, frame: Frame) -> Answers:
-        with self.core.lock:
-            self._check_writer(peer, message.worker, message.incarnation)
-            self.core.snapshots.free(self.core)
-        peer.channel.say(m.Done())
-        return []
-
-    def _check_writer(self, peer: Peer, worker: int, incarnation: int) -> None:
-        """It saves on a connection of its own, also while its other one is away for a moment, or has closed."""
-        is_other = peer.key not in (None, (worker, incarnation))
-        if is_other or not self.core.members.counts(worker, incarnation):
-            raise Refused(f"worker:{worker} is another one by now, or none: only a worker of the run may save")
-
-    def rewind(self, peer: Peer, message: m.Rewind, frame: Frame) -> Answers:
-        """From a worker that has joined the ps without memory; this one may know it as one that was fenced, or not
-        yet, but as no newer one."""
-        key = (message.worker, message.incarnation)
-        with self.core.lock:
-            if peer.key not in (None, key) or not self.core.members.may_come(*key):
-                raise Refused(f"worker:{message.worker} is another one by now, or none: it has no values to bring")
-            answers = self.core.rewinding.begin(self.core, peer, message)
-        self.core.tell(peer, m.Done())
-        return answers
-
-    def restored(self, peer: Peer, message: m.Restored, frame: Frame) -> Answers:
-        with self.core.lock:
-            self.core.rewinding.end(self.core, peer, message)
-            self.core.tell(peer, m.Done())
-            self.release_starters()
-        return []
-
-    def decisions(self, peer: Peer, message: m.AskDecisions, frame: Frame) -> Answers:
-        with self.core.lock:
-            reply = m.Carried(self.core.open_decisions)
-        peer.channel.say(reply)
-        return []
-
     def describe(self, peer: Peer, message: m.Describe, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
@@ -488,9 +368,9 @@ class Desk:
     def close(self, peer: Peer, message: m.Close, frame: Frame) -> Answers:
         core = self.core
         with core.lock:
-            worker = self._worker(peer)
+            worker = self.worker(peer)
             core.members.close(worker)
-            answers = self._changed()
+            answers = self.changed()
             core.release_barrier()
             if core.budget is not None:
                 core.budget.give_back(worker)
@@ -514,18 +394,18 @@ class Desk:
                 if member.phase in (Phase.TRAINING, Phase.PAUSED):
                     answers = core.drop((message.worker, member.incarnation))
                 core.members.lose(message.worker, last)
-                answers += self._changed()
+                answers += self.changed()
                 core.release_barrier()
                 self.release_starters()
         core.tell(peer, m.Done())
         return answers
 
-    def _shard(self, peer: Peer) -> Shard:
+    def shard(self) -> Shard:
         if self.core.shard is None:
             raise Refused("no worker has brought a model yet")
         return self.core.shard
 
-    def _worker(self, peer: Peer) -> int:
+    def worker(self, peer: Peer) -> int:
         """The worker on this connection, if it is still the one that counts."""
         key, core = peer.key, self.core
         if key is None or not core.members.is_current(*key) or core.peers.get(key) is not peer:
@@ -542,18 +422,18 @@ _HANDLERS: dict[type, Any] = {
     m.Pause: Desk.pause,
     m.Resume: Desk.resume,
     m.Barrier: Desk.barrier,
-    m.Ready: Desk.ready,
-    m.SwitchMode: Desk.switch_mode,
-    m.Align: Desk.align,
+    m.Ready: switching.ready,
+    m.SwitchMode: switching.switch_mode,
+    m.Align: switching.align,
     m.Steps: Desk.steps,
     m.Fetch: Desk.fetch,
     m.Assign: Desk.assign,
-    m.AskDecisions: Desk.decisions,
-    m.Position: Desk.position,
-    m.Copy: Desk.copy,
-    m.FreeCopy: Desk.free_copy,
-    m.Rewind: Desk.rewind,
-    m.Restored: Desk.restored,
+    m.AskDecisions: switching.decisions,
+    m.Position: saving.position,
+    m.Copy: saving.copy,
+    m.FreeCopy: saving.free_copy,
+    m.Rewind: saving.rewind,
+    m.Restored: saving.restored,
     m.Describe: Desk.describe,
     m.Close: Desk.close,
     m.Lost: Desk.lost,

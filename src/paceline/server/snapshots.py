@@ -163,7 +163,9 @@ class Snapshots:
         self._take(core)
         if self._target is not None and core.config.index == 0:
             self._is_taken, self.flags, core.state.copy_at = True, 0, None
-            self._awaited, self._announced = set(core.members.live), self._copies
+            # Where every push is an update, who heard of it says where it is; of the others the last heartbeat does.
+            self._awaited = set(core.members.live) if core.state.mode.has_rounds else set()
+            self._announced = self._copies
 
     def _take(self, core: "Core") -> Snapshot:
         if core.shard is None or not core.is_initialised:

@@ -210,6 +210,7 @@ class _Counted:
         self._batches = batches
         self._on_batch = on_batch
         self._progress = progress
+        self._count = _length(batches)
 
     def __iter__(self) -> "_Counted":
         return self
@@ -219,7 +220,8 @@ class _Counted:
         if progress is None:
             batch = next(self._batches)
         else:
-            progress.boundary(BATCH)
+            if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
+                progress.boundary(BATCH)
             try:
                 batch = next(self._batches)
             except StopIteration:
@@ -235,6 +237,13 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _length(batches: Any) -> int | None:
+    try:
+        return len(batches)
+    except TypeError:
+        return None  # an iterable dataset may not know
 
 
 def samples_in(batch: Any) -> int:

@@ -60,6 +60,8 @@ class Progress:
         self.passes = 0  # which pass over the loader the next batch belongs to
         self.batch = 0  # batches taken in it
         self.is_guided = False  # ctx.epochs or ctx.steps is used
+        self.is_by_epochs = False  # ctx.epochs is
+        self.is_exhausted = False  # the pass is over, its epoch is not
         self.on_unguided: Callable[[], None] | None = None
         self.is_in_pass = False
         self._start: Rng = {}  # random states when the pass began
@@ -88,7 +90,7 @@ class Progress:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that remain."""
-        self.is_guided = True
+        self.is_guided = self.is_by_epochs = True
         while self.epoch < count:
             self.boundary(EPOCH)
             yield self.epoch
@@ -108,19 +110,22 @@ class Progress:
             self.end_pass()
         if number is not None:
             self.passes = number
-        self.batch, self.is_in_pass = 0, True
+        self.batch, self.is_in_pass, self.is_exhausted = 0, True, False
         self._start = self.own.capture()
         return None
 
     def end_pass(self) -> None:
         """The next batch will be the first of another pass."""
         self.passes, self.batch, self.is_in_pass, self._start = self.passes + 1, 0, False, {}
+        self.is_exhausted = False
 
     def took_batch(self) -> None:
         self.batch += 1
 
     def took_all(self) -> None:
-        """The pass is over. What the script does until the next epoch, it does again if it is started again now."""
+        """The pass is over. With ctx.epochs the next place to begin is the next epoch: nobody gets a pass without a
+        batch. Else what the script does until the next pass, it does again if it is started again now."""
+        self.is_exhausted = True
         if self._stood == (self.epoch, self.passes, self.batch) and not self._has_pushed:
             self._last = self.here(BATCH, 0)
 
@@ -163,10 +168,14 @@ class Progress:
     def here(self, kind: str, version: int) -> Position:
         """Where we are now, with everything that going on from here needs."""
         schedulers, groups = self.own.options()
+        if self.is_exhausted and self.is_by_epochs and kind != EPOCH:
+            numbers, kind, start = (self.epoch + 1, self.passes + 1, 0), EPOCH, {}
+        else:
+            numbers = self.epoch, self.passes, self.batch
+            start = self._start if self.is_in_pass else {}
         return Position(
-            self._worker, version, self.epoch, self.passes, self.batch, self.steps(), kind, self.own.capture(),
-            self._start if self.is_in_pass else {}, schedulers, groups,
-        )  # fmt: skip
+            self._worker, version, *numbers, self.steps(), kind, self.own.capture(), start, schedulers, groups
+        )
 
     def at_end(self, version: int) -> Position:
         """For the last checkpoint, or one that the script asks for: where the next step would begin."""

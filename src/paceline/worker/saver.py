@@ -29,6 +29,7 @@ from paceline.worker.patience import SAY_EVERY_S, Patience
 from paceline.worker.saving import CopyGone, save
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
+POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
 POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
 NOW_TRIES = 50
 Event = Callable[..., None]
@@ -158,7 +159,8 @@ class Saver:
             copy = connection.copied(self._request())
             if not copy.is_wanted or self._is_ended.is_set():
                 return None
-            if copy.is_taken and (not copy.awaited or time.monotonic() > deadline):
+            is_late = copy.is_taken and time.monotonic() > deadline - self._me.wait_s + POSITIONS_S
+            if copy.is_taken and (not copy.awaited or is_late):
                 return copy
             self._wait(pause_s)
             pause_s = min(2 * pause_s, ASK_AGAIN_S[1])

@@ -1,4 +1,4 @@
-"""A small training whose chief saves after every step."""
+"""A small training that is saved after every step."""
 
 import sys
 
@@ -13,5 +13,4 @@ for _ in ctx.steps(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(2, 64)).sum().backward()
     optimizer.step()
-    if ctx.is_chief:
-        ctx.save()
+    ctx.save()

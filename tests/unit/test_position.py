@@ -1,0 +1,64 @@
+"""WHERE is a worker that is saved at the end of a pass? At the next epoch: nobody gets a pass without a batch."""
+
+from collections.abc import Iterator
+
+import torch
+
+from paceline.wire.messages import EPOCH, Position
+from paceline.worker.data import _Counted
+from paceline.worker.position import Progress
+
+
+class Batches:
+    """An iterator as a loader's: it knows its length."""
+
+    def __init__(self, count: int) -> None:
+        self._left = iter([torch.zeros(1)] * count)
+        self._count = count
+
+    def __next__(self) -> torch.Tensor:
+        return next(self._left)
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def steps_of(progress: Progress, epochs: int, count: int) -> Iterator[tuple[int, int]]:
+    for epoch in progress.epochs(epochs):
+        progress.begin_pass()
+        for number, _ in enumerate(_Counted(Batches(count), lambda samples: None, progress)):
+            progress.pushed()
+            yield epoch, number
+
+
+def sent_after(step: tuple[int, int], epochs: int = 3, count: int = 2) -> Position:
+    """What a worker says of itself when the update of this step is saved."""
+    progress, sent = Progress(0), []
+    progress.send = sent.append
+    announce = {(0, 1): (0, 0), (1, 0): (0, 1), (1, 1): (1, 0), (2, 1): (2, 0)}[step]
+    for at in steps_of(progress, epochs, count):
+        if at == announce:
+            progress.announced(7)
+    (position,) = sent
+    return position
+
+
+def test_in_the_middle_of_a_pass() -> None:
+    position = sent_after((1, 0))
+    assert (position.epoch, position.batch, position.version) == (1, 1, 7)
+
+
+def test_after_the_last_batch_the_next_epoch_is_next() -> None:
+    for step in ((0, 1), (1, 1), (2, 1)):
+        position = sent_after(step)
+        assert (position.epoch, position.batch, position.at) == (step[0] + 1, 0, EPOCH)
+
+
+def test_what_the_script_saves_after_its_pass_goes_on_with_the_next_epoch() -> None:
+    progress = Progress(0)
+    for epoch in progress.epochs(2):
+        progress.begin_pass()
+        for _ in _Counted(Batches(2), lambda samples: None, progress):
+            progress.pushed()
+        position = progress.at_end(5)
+        assert (position.epoch, position.batch) == (epoch + 1, 0)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def begin(processes: Processes, *words: object) -> Process:
     """A run with two workers and room for two more, in rounds."""
-    return processes.paceline("run", "--workers=2:4", "--mode=sync", "--run-dir=made", *words)
+    return processes.paceline("run", "--workers=2:4", "--mode=sync", "--run-dir=made", "--max-restarts=0", *words)
 
 
 def join(processes: Processes, *words: object) -> Process:
@@ -109,7 +109,7 @@ def test_a_lost_one_s_place_is_taken_where_there_is_no_other(
     processes: Processes, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
     """A plain run has room for as many as it started; when one is lost, another may come in its place."""
-    flags = ("--workers=2", "--mode=async", "--run-dir=made")
+    flags = ("--workers=2", "--mode=async", "--run-dir=made", "--max-restarts=0")
     launcher = processes.paceline("run", *flags, train, "--kill-at=1:5", *gates(gate, "0:10"))
     held = gate.arrival()
     launcher.wait_for("^worker:1 was killed by SIGKILL")

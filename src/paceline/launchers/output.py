@@ -37,10 +37,14 @@ def keep_printing() -> None:
 
 def lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """Another stream to the same file, which forgets."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(Lossy(stream.fileno(), "wb", closefd=False)),
+    raw = Lossy(stream.fileno(), "wb", closefd=False)
+    raw.name = stream.name
+    made = io.TextIOWrapper(
+        io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+    made.mode = stream.mode  # type: ignore[misc]
+    return made

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 COUNT = Path(__file__).parent / "programs" / "count.py"
 STEPS, DIES_AT = 20, 8
-LEASE = "--lease-s=0.5"
+LEASE = "--lease-s=2"  # the end of a connection is seen at once; a starved worker must not be evicted meanwhile
 MODES = {
     "async": ["--mode=async"],
     "sync": ["--mode=sync"],

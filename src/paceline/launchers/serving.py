@@ -30,6 +30,7 @@ from paceline.transport.base import split
 from paceline.transport.security import keys_dir_of
 from paceline.transport.tls import check_keys
 
+RELEASE = signal.SIGUSR1  # the launcher to a ps: no worker will be started again
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
 
@@ -96,6 +97,9 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
+    if is_main and is_mine:
+        service.is_released = False
+        signal.signal(RELEASE, lambda *_: service.release())
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
     ticks = PsTicks(assignment, sink, say)
     began = time.monotonic()

@@ -25,6 +25,7 @@ from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.restart import Over
+from paceline.launchers.serving import RELEASE
 from paceline.telemetry import faults, read, summary
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
@@ -124,7 +125,9 @@ class Joined:
 
 
 def end_rest(children: Children, view: View, patience: Patience, end: End) -> None:
-    """3. After training the ps end by themselves; else: ask the workers, then the ps, then kill."""
+    """3. After training the ps end once they know that nobody comes back; else: ask the workers, then the ps, then kill."""
+    if end is End.WORKERS_ENDED:
+        children.send(children.running("ps"), RELEASE)
     if end is End.WORKERS_ENDED and not children.wait_until_gone("ps", patience.ps_s):
         left = ", ".join(str(task) for task in children.running())
         view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")

@@ -48,10 +48,11 @@ class Desk:
         """1. the same run and layout; 2. not fenced; 3. a slot; 4. the answer, with memory where it is shared."""
         core = self.core
         with core.lock:
-            if self._has_closed(join):
-                core.tell(peer, self._closed())  # it did not hear the answer
-                return []
             self._check(join)
+            if self._has_closed(join):
+                core.members[join.worker].incarnation = join.incarnation  # it may see to what is left to do
+                core.tell(peer, self._closed())
+                return []
             key = (join.worker, join.incarnation)
             current = core.members[join.worker]
             answers = []
@@ -98,11 +99,10 @@ class Desk:
             raise Refused(f"no ps can hold the model of worker:{join.worker}: {error}") from error
 
     def _has_closed(self, join: m.Join) -> bool:
-        """Whether this very incarnation is done. ps:0 alone says so."""
-        if self.core.config.index or not self.core.members.knows(join.worker):
-            return False
+        """Whether this one, who did not hear the answer, or an earlier start of it is done. ps:0 alone says so: a worker
+        may die between closing at another ps and closing there."""
         member = self.core.members[join.worker]
-        return member.phase is Phase.CLOSED and member.incarnation == join.incarnation
+        return self.core.config.index == 0 and member.phase is Phase.CLOSED and join.incarnation >= member.incarnation
 
     def _closed(self) -> m.Closed:
         members = self.core.members
@@ -137,9 +137,6 @@ class Desk:
                     f"worker:{join.worker} was started with {flag} {theirs}, this ps with {ours}: "
                     f"give all tasks the same --{flag}"
                 )
-        # ps:0 alone says who is done: a worker may die between closing at another ps and closing there.
-        if core.members[join.worker].phase is Phase.CLOSED and core.config.index == 0:
-            raise Refused(f"worker:{join.worker} has closed already; its share of this run is done")
         if lines := problems(join.layout):
             raise Refused("no ps can hold this worker's model:\n" + "\n".join(lines))
         if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):

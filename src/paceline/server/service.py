@@ -48,6 +48,7 @@ class Service:
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
         self.on_eviction: Callable[[str], None] = lambda reason: None
+        self.is_released = True  # False while a launcher may still start a worker again, even one that has closed
         self._began_s = time.monotonic()
         self._waking = threading.Condition()
         self._wake_s: list[float] = []
@@ -79,6 +80,10 @@ class Service:
             self.close()
         if self._failure is not None:
             raise self._failure
+
+    def release(self) -> None:
+        """From a signal handler: no worker will be started again, so `run` may end once all have closed."""
+        self.is_released = True
 
     def stop(self) -> None:
         """From a signal handler or another thread: end `run`."""
@@ -117,6 +122,8 @@ class Service:
         now_s = time.monotonic()
         with core.lock:
             if core.peers or core.members.live or core.members.missing or core.rewinding.is_under_way(now_s):
+                return False
+            if not self.is_released:
                 return False
             since_s = {w: core.gone_since_s.get(w, self._began_s) for w in core.members.gone}  # or before we began
             waits = [

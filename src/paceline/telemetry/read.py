@@ -62,18 +62,21 @@ def _by_task(run_dir: Path | str) -> dict[Task, list[Record]]:
                 continue
             if record.kind == "tick" and kept and kept[-1].kind == "tick":
                 kept[-1] = record
-            elif record.kind in ("start", "tick", "report"):
+            elif record.kind in ("start", "tick", "report", "done"):
                 kept.append(record)
     return found
 
 
 def _newest(history: Iterator[Record]) -> tuple[object, Tick | None]:
-    """The report of the last incarnation, if it made one, and the last tick of any."""
+    """The report of the last incarnation, if it made one or had none to make, and the last tick of any."""
     report: object = None
+    earlier: object = None
     tick: Tick | None = None
     for record in history:
         if record.kind == "start":
-            report = None
+            earlier, report = report, None
+        elif record.kind == "done":
+            report = earlier
         elif record.kind == "report":
             report = record.fields.get("report")
         else:

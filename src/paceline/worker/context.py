@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -27,6 +27,7 @@ from paceline.worker import injection, restoring, slowness
 from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
+from paceline.worker.link import ClosedAlready
 from paceline.worker.position import Progress
 from paceline.worker.reporting import Reporter
 from paceline.worker.restoring import AUTO, NONE
@@ -193,6 +194,19 @@ class Context:
         is_reseeding = self._require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self._say, event)
         trainee.client.entrance.on_empty = self._rewinder.on_empty
+
+    def end_for_good(self, trainee: Any, closed: ClosedAlready) -> NoReturn:
+        """Called by prepare when an earlier start of this worker has closed, but was killed before it had ended: whoever
+        closed last may still have had to save. By hand, somebody has started a worker that is done."""
+        if self._require_cluster().source != "launcher":
+            raise closed
+        self._say(f"paceline: {closed}")
+        self._trainee = trainee
+        if closed.reply.is_last and self._saves and self._save(None) is None:
+            raise NotSaved("the final model could not be saved; see above why")
+        self._trainee = None  # it has no connection to close
+        self._reporter.sink.event("done")
+        raise SystemExit(0)
 
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
@@ -494,7 +508,7 @@ class Context:
         if saved is not None:
             self._say(f"Saved: {saved}")
 
-    def _save(self, position: m.Position, waits_for_others: bool = False) -> Path | None:
+    def _save(self, position: m.Position | None, waits_for_others: bool = False) -> Path | None:
         """Now, and wait until it is written. A full disk, say, or a ps that does not come back in time, is told, and is
         no reason to stop."""
         saver = self._make_saver()

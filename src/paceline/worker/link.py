@@ -34,10 +34,10 @@ class FencedOff(Exception):
 
 
 class ClosedAlready(Refused):
-    """This worker has closed, but did not hear the answer, which is `reply`."""
+    """This worker, or an earlier start of it, has closed, but did not hear the answer, which is `reply`."""
 
-    def __init__(self, reply: Closed) -> None:
-        super().__init__("this worker has closed already")
+    def __init__(self, reply: Closed, worker: int) -> None:
+        super().__init__(f"worker:{worker} has closed already; its share of this run is done")
         self.reply = reply
 
 
@@ -86,7 +86,7 @@ class Link:
                 raise Refused(joined.reason)
             raise FencedOff(joined.incarnation)
         if isinstance(joined, Closed):
-            raise ClosedAlready(joined)
+            raise ClosedAlready(joined, self._worker)
         if not isinstance(joined, Joined):
             raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
         if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes] * 2:

@@ -18,6 +18,7 @@ from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
+from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import AUTO, Restored, find
 from paceline.worker.slots import COUNTERS, WholeSlot, scatter
 from paceline.worker.torch import Trainee
@@ -105,6 +106,9 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
     first = FirstValues(ctx, trainee, (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
+    except ClosedAlready as closed:
+        client.close()
+        ctx.end_for_good(trainee, closed)
     except BaseException:
         client.close()  # a worker that was refused has no context yet that would
         raise

@@ -30,7 +30,7 @@ from paceline.worker.saving import CopyGone, save
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
-POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
+NOW_POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
 NOW_TRIES = 50
 Event = Callable[..., None]
 
@@ -187,8 +187,8 @@ class Saver:
 
     # --- now --------------------------------------------------------------------------------------------------
 
-    def save_now(self, position: m.Position, waits_for_others: bool = False) -> Path:
-        """As everything is at this moment; `position` is our own. A ps that is started again meanwhile has its memory,
+    def save_now(self, position: m.Position | None, waits_for_others: bool = False) -> Path:
+        """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again meanwhile has its memory,
         but not the copy: ask for another one, until the deadline."""
         waiting = Patience(self._me.wait_s, [device(i) for i in range(self._plan.num_ps)], self._say, SAY_EVERY_S)
         pause_s = RETRY_S
@@ -205,7 +205,7 @@ class Saver:
         finally:
             self._calm.set()
 
-    def _try_now(self, position: m.Position, waits_for_others: bool) -> Path:
+    def _try_now(self, position: m.Position | None, waits_for_others: bool) -> Path:
         connections: list[Connection] = []
         try:
             for index in range(self._plan.num_ps):
@@ -217,7 +217,7 @@ class Saver:
         finally:
             self._let_go(connections)
 
-    def _copy_now(self, connections: Sequence[Connection], position: m.Position) -> list[m.Copied]:
+    def _copy_now(self, connections: Sequence[Connection], position: m.Position | None) -> list[m.Copied]:
         """In rounds: all at the same one, so ps:0's open decisions are carried to the others; those who train may
         make another round meanwhile, then we try again."""
         me, incarnation = self._me.worker, self.incarnation
@@ -234,7 +234,7 @@ class Saver:
 
     def _await_positions(self, connection: Connection, copy: m.Copied) -> m.Copied:
         """In rounds, where all workers call ctx.save at the same step, each says where it is: wait a moment for it."""
-        deadline = time.monotonic() + POSITIONS_S
+        deadline = time.monotonic() + NOW_POSITIONS_S
         while copy.awaited and copy.has_rounds and time.monotonic() < deadline:
             self._is_ended.wait(ASK_AGAIN_S[0])
             copy = connection.copied(m.Copy(self._me.worker, self.incarnation, is_again=True))

@@ -125,12 +125,12 @@ class Joined:
 
 
 def end_rest(children: Children, view: View, patience: Patience, end: End) -> None:
-    """3. After training the ps end once they know that nobody comes back; else: ask the workers, then the ps, then kill."""
+    """3. After training the ps end when they hear that nobody comes back; else: ask the workers, the ps, then kill."""
     if end is End.WORKERS_ENDED:
         children.send(children.running("ps"), RELEASE)
-    if end is End.WORKERS_ENDED and not children.wait_until_gone("ps", patience.ps_s):
-        left = ", ".join(str(task) for task in children.running())
-        view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")
+        if not children.wait_until_gone("ps", patience.ps_s):
+            left = ", ".join(str(task) for task in children.running())
+            view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")
     children.send(children.running("worker"), signal.SIGINT)
     children.wait_until_gone("worker", patience.save_s if end is End.INTERRUPTED else patience.stop_s / 2)
     children.send(children.running("ps"), signal.SIGTERM)

@@ -99,8 +99,8 @@ class Desk:
             raise Refused(f"no ps can hold the model of worker:{join.worker}: {error}") from error
 
     def _has_closed(self, join: m.Join) -> bool:
-        """Whether this one, who did not hear the answer, or an earlier start of it is done. ps:0 alone says so: a worker
-        may die between closing at another ps and closing there."""
+        """Whether this one, who did not hear the answer, or an earlier start of it is done. ps:0 alone says so: one may
+        die between closing at another ps and closing there."""
         member = self.core.members[join.worker]
         return self.core.config.index == 0 and member.phase is Phase.CLOSED and join.incarnation >= member.incarnation
 

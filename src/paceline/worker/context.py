@@ -196,7 +196,7 @@ class Context:
         trainee.client.entrance.on_empty = self._rewinder.on_empty
 
     def end_for_good(self, trainee: Any, closed: ClosedAlready) -> NoReturn:
-        """Called by prepare when an earlier start of this worker has closed, but was killed before it had ended: whoever
+        """Called by prepare when an earlier start of this worker has closed, but was killed before it had ended: who
         closed last may still have had to save. By hand, somebody has started a worker that is done."""
         if self._require_cluster().source != "launcher":
             raise closed

@@ -188,8 +188,8 @@ class Saver:
     # --- now --------------------------------------------------------------------------------------------------
 
     def save_now(self, position: m.Position | None, waits_for_others: bool = False) -> Path:
-        """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again meanwhile has its memory,
-        but not the copy: ask for another one, until the deadline."""
+        """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again
+        meanwhile has its memory, but not the copy: ask for another one, until the deadline."""
         waiting = Patience(self._me.wait_s, [device(i) for i in range(self._plan.num_ps)], self._say, SAY_EVERY_S)
         pause_s = RETRY_S
         self._calm.clear()

@@ -200,6 +200,20 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
     assert counts[0] == counts[1] and STEPS - 3 <= counts[0] <= STEPS + 1
 
 
+def test_reseeded_from_the_freshest_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
+    """Not from the chief, which stands at an older version."""
+    flags = ("--mode", "async", "--save-every", "none", "--reseed")
+    cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:40"))
+    stands = gate.arrivals(2)
+    cluster.lose(1)
+    for each in stands.values():
+        each.release()
+    cluster.end()
+    (event,) = cluster.events("reseed")
+    assert int(str(event["version"])) >= 40
+    assert "reseed" in (cluster.run / "telemetry" / "worker-1.jsonl").read_text()
+
+
 def test_without_a_checkpoint_it_ends_with_the_reason(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:

@@ -20,8 +20,9 @@ from paceline.worker.link import Link
 from paceline.worker.rewinding import Rewinder, saved_version
 
 LAYOUT = Layout((TensorSpec("weight", (64, 8), (8, 1), "float32", 0),))
+DEVICES = ("/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1")
 ME = Identity(
-    "worker", 0, 1, "r", True, ModeSpec(name="sync"), ("a:1", "b:1"), ("/job:worker/replica:0/task:0",), "bytes", "tcp",
+    "worker", 0, 1, "r", True, ModeSpec(name="sync"), ("a:1", "b:1"), DEVICES, "bytes", "tcp",
     "float32", False, b"", 5.0, 20.0,
 )  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_one_that_died_in_the_middle_of_it_is_no_reason_to_wait(monkeypatch: pyt
     made, lost = rewinder(cluster, monkeypatch)
     made.has_trained = True
     with pytest.raises(ConnectionLost, match="has got values now"):
-        made.on_empty(lost, JOINED)
+        made.on_empty(lost, msgspec.structs.replace(JOINED, offers=len(ME.worker_devices), freshest=ME.worker))
     assert [ps.lineage for ps in cluster] == [3, 3]
     assert isinstance(cluster[0].told[-1], m.Restored)
 
@@ -102,6 +103,21 @@ def test_one_that_has_not_trained_has_nothing_to_reseed_from(monkeypatch: pytest
     with pytest.raises(ConnectionLost, match="nobody has brought it values yet"):
         made.on_empty(lost, JOINED)
     assert cluster[1].told == []
+
+
+def test_the_freshest_worker_brings_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = [Ps(1), Ps(0)]
+    made, lost = rewinder(cluster, monkeypatch)
+    assert made.offer(lost) == -1
+    made.has_trained = True
+    assert made.offer(lost) == 7
+    for offers, freshest in ((2, ME.worker + 1), (1, ME.worker)):  # somebody has a newer one; nobody else has come yet
+        with pytest.raises(ConnectionLost, match="nobody has brought it values yet"):
+            made.on_empty(lost, msgspec.structs.replace(JOINED, offers=offers, freshest=freshest))
+    assert cluster[1].told == []
+    monkeypatch.setattr(rewinding, "TURN_S", 0.0)  # neither comes
+    with pytest.raises(ConnectionLost, match="has got values now"):
+        made.on_empty(lost, msgspec.structs.replace(JOINED, offers=2, freshest=ME.worker + 1))
 
 
 def test_the_version_of_a_saved_shard() -> None:

@@ -85,7 +85,8 @@ class Desk:
             answers += self.changed()  # enough workers may be there now
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
-            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes)
+            offers = (0, -1) if core.is_initialised else core.rewinding.offered(join.worker, join.offer)
+            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes, *offers)
         with suppress(ConnectionLost):  # its own thread sees that; `answers` are for others
             peer.channel.say(reply)
             if peer.channel.shares_memory:

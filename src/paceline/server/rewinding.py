@@ -37,6 +37,7 @@ class Rewinding:
         self._lineage = 0
         self._until_s: float | None = None  # so long no round closes without those who were in
         self._over_s = 0.0  # so long somebody may come, though nobody is in
+        self._offers: dict[int, int] = {}  # by worker: the version of what it has
 
     def is_under_way(self, now_s: float) -> bool:
         """Whether those who were fenced are still to come back."""
@@ -49,6 +50,18 @@ class Rewinding:
         """A connection ended."""
         if self._restorer is peer:
             self._restorer = None
+
+    def offered(self, worker: int, version: int) -> tuple[int, int]:
+        """A worker comes to the empty shard: how many have offered what they have, and who has the newest.
+
+        >>> empty = Rewinding()
+        >>> empty.offered(0, 7), empty.offered(2, 9), empty.offered(1, 9), empty.offered(3, -1)
+        ((1, 0), (2, 2), (3, 1), (3, 1))
+        """
+        if version >= 0:
+            self._offers[worker] = version
+        freshest = max(self._offers, key=lambda each: (self._offers[each], -each), default=-1)
+        return len(self._offers), freshest
 
     def begin(self, core: "Core", peer: "Peer", message: m.Rewind) -> "list[tuple[Peer, Answer]]":
         """1."""
@@ -82,6 +95,7 @@ class Rewinding:
         if self._restorer is not peer or core.shard is None:
             raise Refused("this worker has not begun to bring values, or took too long")
         self._restorer = None
+        self._offers.clear()
         self._over_s = time.monotonic() + max(BACK_S, core.config.lease_s)
         core.lineage, core.updates, core.state.version = self._lineage, message.version, message.version
         core.shard.set_version(message.version)

@@ -44,6 +44,7 @@ class Join(Message, frozen=True):
     optimizer: OptimizerSpec
     wire: str = "float32"
     weight: float = 0.0  # samples in a push of mine, as far as I have said so; 0: not yet
+    offer: int = -1  # the version of what I have of this shard, if it is to be had from workers (--reseed)
 
 
 class Fenced(Message, frozen=True):
@@ -62,6 +63,8 @@ class Joined(Message, frozen=True):
     version: int
     lineage: int
     segment_bytes: list[int]
+    offers: int = 0  # to a ps without values: how many workers have some, and who has the newest
+    freshest: int = -1
 
 
 EPOCH, STEP, BATCH = "epoch", "step", "batch"  # boundaries: the next value of ctx.epochs or ctx.steps, the next batch

@@ -194,6 +194,7 @@ class Context:
         is_reseeding = self._require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self._say, event)
         trainee.client.entrance.on_empty = self._rewinder.on_empty
+        trainee.client.entrance.offer = self._rewinder.offer
 
     def end_for_good(self, trainee: Any, closed: ClosedAlready) -> NoReturn:
         """Called by prepare when an earlier start of this worker has closed, but was killed before it had ended: who

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from paceline.errors import AuthenticationError, ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
@@ -43,6 +45,7 @@ class Entrance:
         self.is_started = False
         self._is_late = False  # a run is on, which this worker is about to enter
         self.on_empty: Callable[[Link, m.Joined], None] = _refuse_empty  # a ps came back without its memory
+        self.offer: Callable[[Link], int] = lambda link: -1  # the version of what this worker has to bring it
         self.watch = Watch(lambda: self._connect_to(0), me.worker, me.lease_s)
         self._me = me
         self._connect = connect
@@ -107,7 +110,8 @@ class Entrance:
             return self._come_back(fenced.incarnation)
 
     def _join_again(self, link: Link) -> m.Started | None:
-        joined = link.rejoin(self._connect_to(link.index, link.channel.lane), self._join(self.incarnation))  # 1
+        join = msgspec.structs.replace(self._join(self.incarnation), offer=self.offer(link))
+        joined = link.rejoin(self._connect_to(link.index, link.channel.lane), join)  # 1
         if (self.is_started or self._is_late) and not joined.is_initialised:
             self.on_empty(link, joined)
         if link.index or not self.is_started:

@@ -1,8 +1,9 @@
 """WHAT if a ps lost its memory? Its host is gone: a worker brings the newest checkpoint, or with --reseed what it has.
 
-Called by worker/entrance when a ps that had values has none. The chief does it; if it does not come, the next worker
-after a while. Where rounds make versions, all shards go back together; elsewhere only the lost one. server/rewinding
-has the other side and the steps. It never ends the run by itself unless there is nothing to go back to.
+Called by worker/entrance when a ps that had values has none. A checkpoint is brought by the chief; if it does not
+come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and whoever
+is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
+server/rewinding has the other side and the steps. It never ends a run that has something to go back to.
 """
 
 import time
@@ -22,7 +23,8 @@ from paceline.worker.link import Link
 from paceline.worker.restoring import Restored
 from paceline.worker.saver import Connection
 
-TURN_S = 2.0  # the chief goes first; each next worker waits so much longer
+TURN_S = 2.0  # who is next waits so much longer
+FRESHER_TURNS = 3  # with --reseed: for so many turns the freshest has the right of way
 
 
 class Own(Protocol):
@@ -59,8 +61,7 @@ class Rewinder:
         now_s = time.monotonic()
         since_s = self._since_s.setdefault(link.index, now_s)
         reason = f"ps:{link.index} lost its memory, and nobody has brought it values yet"
-        is_able = self.has_trained or not self._is_reseeding
-        if is_able and now_s - since_s >= TURN_S * self._me.worker:
+        if self._is_its_turn(joined, now_s - since_s):
             try:
                 self._bring(link)
                 reason = f"ps:{link.index} lost its memory, and has got values now"
@@ -73,9 +74,25 @@ class Rewinder:
                 reason = f"{reason}: {error}"
         raise ConnectionLost(reason)
 
+    def offer(self, link: Link) -> int:
+        """The version of what this worker could bring to this ps; -1: nothing."""
+        if not (self._is_reseeding and self.has_trained):
+            return -1
+        return lost_version(self._trainee.client.links, link, self._has_rounds)
+
+    def _is_its_turn(self, joined: m.Joined, waited_s: float) -> bool:
+        if not self._is_reseeding:
+            return waited_s >= TURN_S * self._me.worker
+        if joined.freshest == self._me.worker:
+            return joined.offers == len(self._me.worker_devices) or waited_s >= TURN_S
+        return self.has_trained and waited_s >= TURN_S * (FRESHER_TURNS + self._me.worker)
+
+    @property
+    def _has_rounds(self) -> bool:
+        return make_mode(self._trainee.client.dial.spec, len(self._me.worker_devices)).has_rounds
+
     def _bring(self, lost: Link) -> None:
-        client = self._trainee.client
-        has_rounds = make_mode(client.dial.spec, len(self._me.worker_devices)).has_rounds
+        client, has_rounds = self._trainee.client, self._has_rounds
         indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
         restored = None if self._is_reseeding else self._checkpoint(lost.index)
         known = max([link.lineage for link in client.links] + [restored.state.lineage if restored else 0])

@@ -202,7 +202,7 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
 
 def test_reseeded_from_the_freshest_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     """Not from the chief, which stands at an older version."""
-    flags = ("--mode", "async", "--save-every", "none", "--reseed")
+    flags = ("--mode", "async", "--lane", "tcp", "--save-every", "none", "--reseed")
     cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:40"))
     stands = gate.arrivals(2)
     cluster.lose(1)

@@ -71,9 +71,8 @@ class Starter:
         paths = self._paths(scenario)
         jobs = {"ps": scenario.num_ps, "worker": scenario.num_workers}
         cluster = ClusterSpec({job: self._ports.addresses(count) for job, count in jobs.items()})
-        settings = msgspec.structs.replace(
-            scenario.settings, run_id=f"lab-{slug(scenario.name)}", run_dir=str(paths.root), save_every="none"
-        )
+        whereabouts = {"run_id": f"lab-{slug(scenario.name)}", "run_dir": str(paths.root)}
+        settings = msgspec.structs.replace(scenario.settings, **whereabouts, save_every="none", max_restarts=0)
         secret = Secret(secrets.token_bytes(32), _keys_dir(settings, paths))
         self._ports.before_start()
         for task in [*cluster.ps, *cluster.workers]:

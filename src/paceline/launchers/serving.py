@@ -97,7 +97,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
-    if is_main and is_mine:
+    if is_main and is_mine and settings.max_restarts:
         service.is_released = False
         signal.signal(RELEASE, lambda *_: service.release())
     sink.event("start", task=str(task), incarnation=assignment.incarnation)

@@ -3,7 +3,8 @@
     PacelineError
     ├── UsageError              the caller's mistake, told before anything starts          exit 2
     ├── TrainingFailed          the script, or the numbers in it, failed                   exit 1
-    │   └── NonFiniteGradient   gradients were not finite too many times in a row
+    │   ├── NonFiniteGradient   gradients were not finite too many times in a row
+    │   └── RemoteOpError       an op on another task raised; carries that task's name and the traceback's text
     ├── CheckpointError         a checkpoint could not be written, or is not what was written   exit 1
     │   └── NotSaved            trained to the end, but the final model could not be saved  exit 4
     └── ClusterError            the cluster could not form, or lost too much               exit 3
@@ -11,7 +12,8 @@
         ├── ConnectionLost      the other side went away in the middle
         ├── AuthenticationError the secrets differ
         ├── ProtocolError       bytes that no paceline task would send
-        └── Refused             a ps said no: fenced, a different layout, not allowed
+        ├── Refused             a ps said no: fenced, a different layout, not allowed
+        └── StepAborted         a session's step was given up because something else failed
 
 Called by everyone; imports nothing; must never format secrets into a message.
 """
@@ -44,6 +46,15 @@ class TrainingFailed(PacelineError):
 
 class NonFiniteGradient(TrainingFailed):
     """Too many gradients in a row held a NaN or an infinity."""
+
+
+class RemoteOpError(TrainingFailed):
+    """An op raised on another task: its name, what it raised, and the traceback there as text."""
+
+    def __init__(self, message: str, task: str = "", remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.task = task
+        self.remote_traceback = remote_traceback
 
 
 class CheckpointError(PacelineError):
@@ -80,3 +91,7 @@ class ProtocolError(ClusterError):
 
 class Refused(ClusterError):
     """A ps said no, with its reason."""
+
+
+class StepAborted(ClusterError):
+    """A step of a session was given up because of something else that failed; the master knows what."""

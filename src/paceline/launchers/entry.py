@@ -20,26 +20,14 @@ from types import TracebackType
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover, encode_for_child
-from paceline.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_TRAINING,
-    AuthenticationError,
-    ConnectionLost,
-    NotSaved,
-    PacelineError,
-    Refused,
-    UsageError,
-    WaitTimeout,
-)
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ConnectionLost, PacelineError, UsageError
 from paceline.launchers.kernel import die_with
 from paceline.launchers.output import keep_printing
 from paceline.telemetry.lines import error_line
+from paceline.worker.exits import TOLD_BY_MESSAGE
 
 SIGNAL_S = 0.5
 THREADS = "OMP_NUM_THREADS"
-# Where these were raised adds nothing.
-TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout, NotSaved)
 
 
 loaded_with: dict[str, str] = {}  # in a forked task: what torch, which was imported before the script, was told

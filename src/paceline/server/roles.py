@@ -13,6 +13,7 @@ ALLOWED: dict[Role, tuple[type, ...]] = {
     Role.READER: READS,
     Role.OPERATOR: (*READS, m.SwitchMode),
     Role.LAUNCHER: (m.AskStatus, m.Describe, m.Lost),
+    Role.CLIENT: (),
 }
 NOT_A_WORKERS = (m.Lost,)  # a worker does not say of another one that it is gone
 

@@ -14,24 +14,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from paceline.cluster.membership import Phase
-from paceline.errors import AuthenticationError, ConnectionLost, PacelineError, ProtocolError
+from paceline.errors import ConnectionLost, PacelineError, ProtocolError
 from paceline.server.actions import Answer
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.described import options_problem
 from paceline.server.desk import Answers, Desk, Report
 from paceline.server.memory import Memory
-from paceline.transport import LANES
-from paceline.transport.base import Buffer, Listener, Stream
-from paceline.transport.channel import accept
+from paceline.transport.base import Buffer
+from paceline.transport.reception import Reception
 from paceline.wire.decisions import Key
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Failed, Position, PushTail, decode
 
-MAX_HALF_OPEN = 64  # connections that have not proved anything yet
-OWN_HALF_OPEN = 16  # of them on lanes that only this host reaches: strangers on tcp cannot take those places
 TICK_S = 0.25
 END_S = 2.0  # how long close() waits for the threads of connections that it has just ended
-RETURN_S = 2.0  # for so long, or a lease, whoever was in before a ps was started again may take to come back
+COMEBACK_S = 2.0  # for so long, or a lease, whoever was in before a ps was started again may take to come back
 
 
 class Service:
@@ -40,10 +37,7 @@ class Service:
     def __init__(self, config: PsConfig, secret: bytes, on_report: Report, memory: Memory | None = None) -> None:
         self.core = Core(config, memory)
         self.desk = Desk(self.core, on_report)
-        self._secret = secret
-        self._listeners: list[Listener] = []
-        self._streams: set[Stream] = set()
-        self._threads: set[threading.Thread] = set()
+        self._reception = Reception(secret, lambda channel: self._serve(Peer(channel)))
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
@@ -59,11 +53,7 @@ class Service:
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
         """Open the doors; raises OSError when the port is taken."""
-        for name in lanes:
-            listener = LANES[name].listen(address)
-            self._listeners.append(listener)
-            room = MAX_HALF_OPEN - OWN_HALF_OPEN if name == "tcp" else OWN_HALF_OPEN
-            self._start(f"accept-{name}", self._accept, listener, threading.BoundedSemaphore(room))
+        self._reception.listen(address, lanes)
 
     def run(self, on_tick: Callable[[Core], None]) -> None:
         """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
@@ -90,31 +80,15 @@ class Service:
         self._over.set()
 
     def close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        for stream in list(self._streams):
-            stream.shutdown()
+        self._reception.shut()
         for peer in list(self.core.peers.values()):
             peer.outbox.put(None)
-        deadline = time.monotonic() + END_S
-        for thread in list(self._threads):
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._reception.wait(END_S)
         with self.core.lock:
             if self.core.shard is not None:
                 self.core.shard.close()
             for slot in self.core.slots.values():
                 slot.arena.close()
-
-    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        """Start a thread that close() waits for: one that frees tensors while Python ends would abort the process."""
-        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-        self._threads.difference_update([t for t in list(self._threads) if t.ident is not None and not t.is_alive()])
-        self._threads.add(thread)
-        try:
-            thread.start()
-        except RuntimeError:
-            self._threads.discard(thread)
-            raise
 
     def _is_over(self) -> bool:
         """Everybody closed or lost, and their connections ended; the silent ones are given up after a while."""
@@ -145,7 +119,7 @@ class Service:
                 core.members.fence(*key)
                 core.perform([])  # so that it is written down too
                 self.on_eviction(f"worker:{key[0]} {why}")
-            if core.returning and now_s - self._began_s > max(core.config.lease_s, RETURN_S):
+            if core.returning and now_s - self._began_s > max(core.config.lease_s, COMEBACK_S):
                 for key in core.returning:
                     answers += core.drop(key)  # not fenced: it may still come
                 core.returning = set()
@@ -171,7 +145,7 @@ class Service:
             self._waking.notify()
             if not self._has_waker:
                 self._has_waker = True
-                self._start("waker", self._wake_when_due)
+                self._reception.start("waker", self._wake_when_due)
 
     def _wake_when_due(self) -> None:
         while not self._over.is_set():
@@ -195,35 +169,6 @@ class Service:
         self._answer(answers, None)
 
     # --- connections ------------------------------------------------------------------------------------------
-
-    def _accept(self, listener: Listener, half_open: threading.BoundedSemaphore) -> None:
-        while True:
-            try:
-                stream = listener.accept()
-            except ConnectionLost:
-                return
-            if not half_open.acquire(blocking=False):
-                stream.close()  # too many strangers knock at once; a task of ours tries again
-                continue
-            try:
-                self._start("connection", self._greet, stream, half_open)
-            except RuntimeError:  # no room for one more thread: this one is turned away, the door stays open
-                half_open.release()
-                stream.close()
-
-    def _greet(self, stream: Stream, half_open: threading.BoundedSemaphore) -> None:
-        self._streams.add(stream)
-        try:
-            try:
-                channel = accept(stream, self._secret)
-            finally:
-                half_open.release()
-            self._serve(Peer(channel))
-        except (AuthenticationError, ConnectionLost):
-            pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept
-        finally:
-            self._streams.discard(stream)
-            stream.close()
 
     def _serve(self, peer: Peer) -> None:
         try:

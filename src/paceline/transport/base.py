@@ -112,6 +112,15 @@ class Stream:
             except WaitTimeout:
                 rest.check()
 
+    def is_ended(self) -> bool:
+        """Whether the other side has closed, as far as this side has heard; for a connection that lay idle."""
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def send_arenas(self, arenas: Sequence[Arena]) -> None:
         raise ConnectionLost(f"the {self.lane} lane cannot share memory")
 

@@ -34,6 +34,7 @@ class Role(StrEnum):
     READER = "reader"  # kv, an evaluator
     OPERATOR = "operator"  # paceline ctl
     LAUNCHER = "launcher"  # whoever started the tasks
+    CLIENT = "client"  # calls ops; a ps has none
 
 
 class Secret(bytes):

@@ -1,0 +1,1 @@
+"""ONE client, many devices: ops, graphs and sessions over the tasks of a cluster, in TensorFlow's words."""

@@ -1,0 +1,245 @@
+"""WHO runs a session's steps? The task that the session was opened at: it has the graph, places it, and hands it out.
+
+Its verbs are called by ingraph/session, from this process or another. The way of a step:
+
+1. decide, purely, what runs where (ingraph/partition); a refusal comes before anything runs,
+2. give every task its parts, all at the same time, this task too,
+3. wait for all; when one fails, or its task dies, abort the others, and tell the first cause.
+"""
+
+import itertools
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from paceline.cluster.devices import Device
+from paceline.cluster.spec import Task
+from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageError
+from paceline.ingraph.neighbours import Neighbours
+from paceline.ingraph.partition import Def, Part, cut, place, prune
+from paceline.ingraph.parts import Parts, Work
+from paceline.worker import torch_devices
+
+MAX_SESSIONS = 256  # of clients that never said good-bye; the one that was used longest ago is forgotten
+
+
+class NodeDef(msgspec.Struct):
+    """A node as a client sends it; `args` has Refs where other nodes' values belong. No op: a placeholder."""
+
+    name: str
+    kind: str
+    op: str
+    device: str
+    inputs: list[str]
+    controls: list[str]
+    args: Any
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a session asks for; `text` is how its config is shown."""
+
+    is_soft: bool = True
+    is_logged: bool = False
+    text: str = ""
+
+
+class _Session:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.defs: dict[str, Def] = {}
+        self.nodes: dict[str, NodeDef] = {}
+        self.logged: set[str] = set()
+        self.said: set[str] = set()
+        self.lock = threading.Lock()
+
+
+class Master:
+    """The sessions that were opened at this task. `say` prints a line of its log."""
+
+    def __init__(self, neighbours: Neighbours, parts: Parts, say: Callable[[str], None]) -> None:
+        self._neighbours = neighbours
+        self._parts = parts
+        self._say = say
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._lock = threading.Lock()
+        self._steps = itertools.count(1)
+        self._gpus: dict[Task, int] = {}
+        self.verbs: dict[str, Callable[..., Any]] = {
+            "hello": self.hello,
+            "open_session": self._open,
+            "extend": self._extend,
+            "run": self.run,
+            "close_session": self.close,
+        }
+
+    def hello(self) -> dict[str, Any]:
+        """What this task has: asked by other masters."""
+        return {"task": str(self._neighbours.task), "gpus": torch_devices.here().count}
+
+    # --- sessions ---------------------------------------------------------------------------------------------
+
+    def open(self, options: Options, is_announced: bool = True) -> str:
+        """A new session, once every task of the cluster is there."""
+        self._meet_all()
+        name = secrets.token_hex(8)
+        with self._lock:
+            self._sessions[name] = _Session(options)
+            while len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        if is_announced:
+            text = f" {options.text}" if options.text else ""
+            self._say(f"Start master session {name} with config:{text}")
+        if options.is_logged:
+            for line in torch_devices.mapping_lines(self._neighbours.task):
+                self._say(line)
+        return name
+
+    def extend(self, session: str, nodes: Sequence[NodeDef]) -> None:
+        """Further nodes of the session's graph; a node that is there already has new controls at most."""
+        of = self._session(session)
+        with of.lock:
+            for node in nodes:
+                of.nodes[node.name] = node
+                of.defs[node.name] = Def(
+                    node.name,
+                    node.kind,
+                    tuple(node.inputs),
+                    tuple(node.controls),
+                    Device.parse(node.device),
+                    is_fed_only=not node.op,
+                )
+
+    def close(self, session: str) -> None:
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def _open(self, options: dict[str, Any]) -> str:
+        return self.open(msgspec.convert(options, Options))
+
+    def _extend(self, session: str, nodes: list[dict[str, Any]]) -> None:
+        try:
+            self.extend(session, [NodeDef(**each) for each in nodes])
+        except TypeError as error:
+            raise ProtocolError(f"nodes of a graph that do not parse: {error}") from error
+
+    def _session(self, name: str) -> _Session:
+        with self._lock:
+            if name not in self._sessions:
+                raise UsageError(f"{self._neighbours.task.device} knows no session {name}; was it started again?")
+            self._sessions.move_to_end(name)
+            return self._sessions[name]
+
+    def _meet_all(self) -> None:
+        """Every task is asked what it has; the waiting lines are those of the missing ones."""
+        own = self._neighbours.task
+        others = [task for task in self._neighbours.serving_tasks if task != own]
+        gpus = _together({task: self._meeting(task) for task in others}, lambda error: None)
+        self._gpus = {**gpus, own: torch_devices.here().count}
+
+    def _meeting(self, task: Task) -> Callable[[], int]:
+        return lambda: int(self._neighbours.remote(task).call("hello")["gpus"])
+
+    # --- a step -----------------------------------------------------------------------------------------------
+
+    def run(self, session: str, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
+        """The values of the fetches, in their order."""
+        of = self._session(session)
+        with of.lock:
+            parts = self._decide(of, fetches, feeds)  # 1
+            works = [_work(part, of.nodes, feeds) for part in parts]
+        by_task: dict[Task, list[Work]] = {}
+        for work in works:
+            task = Device.parse(work.device).task_of()
+            assert task is not None
+            by_task.setdefault(task, []).append(work)
+        step = f"{session}/{next(self._steps)}/{secrets.token_hex(4)}"
+        found: dict[str, Any] = dict(feeds)
+        for fetched in self._hand_out(step, by_task).values():
+            found.update(fetched)
+        return [found[name] for name in fetches]
+
+    def _decide(self, of: _Session, fetches: Sequence[str], feeds: Mapping[str, Any]) -> list[Part]:
+        order = prune(of.defs, fetches, list(feeds))
+        default = Task(self._neighbours.task.job, 0)
+        cluster = self._neighbours.cluster
+        placed, said = place(of.defs, order, default, cluster, self._gpus, of.options.is_soft)
+        for line in said:
+            if line not in of.said:
+                of.said.add(line)
+                self._say(line)
+        if of.options.is_logged:
+            for name in order:
+                if name not in of.logged:
+                    of.logged.add(name)
+                    self._say(f"{name}: ({of.defs[name].kind}): {placed[name]}")
+        return cut(of.defs, order, placed, fetches)
+
+    def _hand_out(self, step: str, by_task: Mapping[Task, list[Work]]) -> dict[Task, dict[str, Any]]:
+        """2 and 3."""
+        own = self._neighbours.task
+
+        def running(task: Task, works: list[Work]) -> Callable[[], dict[str, Any]]:
+            if task == own:
+                return lambda: self._parts.run(step, works)
+            described = [msgspec.structs.asdict(work) for work in works]
+            return lambda: dict(self._neighbours.remote(task).call("run_parts", (step, described)))
+
+        def give_up(error: Exception) -> None:
+            for task in by_task:
+                if task == own:
+                    self._parts.abort(step, str(error))
+                else:
+                    threading.Thread(target=self._abort_at, args=(task, step, str(error)), daemon=True).start()
+
+        return _together({task: running(task, works) for task, works in by_task.items()}, give_up)
+
+    def _abort_at(self, task: Task, step: str, reason: str) -> None:
+        """As far as it can be told: a task that is gone waits for nothing."""
+        try:
+            self._neighbours.remote(task).call("abort", (step, reason), wait_s=0.0)
+        except PacelineError:
+            return
+
+
+def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) -> Work:
+    return Work(
+        device=str(part.device),
+        nodes=[(name, nodes[name].op, nodes[name].args) for name in part.nodes],
+        needs=part.needs,
+        feeds={name: feeds[name] for name in part.feeds},
+        sends={key: [str(device) for device in devices] for key, devices in part.sends.items()},
+        fetches=part.fetches,
+    )
+
+
+def _together(actions: "Mapping[Task, Callable[[], Any]]", on_error: Callable[[Exception], None]) -> dict[Task, Any]:
+    """All at the same time, the last one in this thread; the first error that is a cause is raised in the end."""
+    results: dict[Task, Any] = {}
+    errors: list[Exception] = []
+    lock = threading.Lock()
+
+    def act(task: Task) -> None:
+        try:
+            results[task] = actions[task]()
+        except Exception as error:
+            with lock:
+                errors.append(error)
+                is_first = len(errors) == 1
+            if is_first:
+                on_error(error)
+
+    *others, mine = [*actions] or [None]
+    threads = [threading.Thread(target=act, args=(task,), name=f"step {task}", daemon=True) for task in others]
+    for thread in threads:
+        thread.start()
+    if mine is not None:
+        act(mine)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
+    return results

@@ -1,0 +1,177 @@
+"""WHOM can this process call? The tasks of its cluster, each reached when it is first needed.
+
+Asked by ingraph/op for a scope that names a task, and by the master of a session. Who this process is comes from its
+paceline.Server, from paceline.connect, or from where paceline.init would find it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from paceline.cluster.devices import Device
+from paceline.cluster.discovery import Assignment, discover, discover_as
+from paceline.cluster.spec import Addresses, ClusterSpec, Task
+from paceline.errors import UsageError
+from paceline.ingraph import scope
+from paceline.ingraph.hardware import run_on
+from paceline.ingraph.remote import Remote
+from paceline.transport.base import Stream
+
+if TYPE_CHECKING:
+    from paceline.ingraph.op import Op
+
+
+class Neighbours:
+    """The cluster as one of its tasks, or a client outside it, sees it."""
+
+    def __init__(self, assignment: Assignment, is_serving: bool = False) -> None:
+        self.assignment = assignment
+        self.is_serving = is_serving  # then what is meant for this very task needs no connection
+        self._remotes: dict[Task, Remote] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.assignment.cluster
+
+    @property
+    def task(self) -> Task:
+        return self.assignment.task
+
+    @property
+    def serving_tasks(self) -> list[Task]:
+        """Who can run ops: everybody, but a launched ps holds parameters."""
+        jobs = [job for job in self.cluster.jobs if job != "ps" or self.assignment.source != "launcher"]
+        return [Task(job, index) for job in jobs for index in self.cluster.task_indices(job)]
+
+    def remote(self, task: Task) -> Remote:
+        """The way to a task of the cluster; nothing is sent yet."""
+        address = self.cluster.address(task)
+        if task not in self.serving_tasks:
+            names = ", ".join(str(each) for each in self.serving_tasks)
+            raise UsageError(f"{task} holds parameters and runs no ops; name one of: {names}.")
+        with self._lock:
+            if task not in self._remotes:
+                self._remotes[task] = remote_to(self.assignment, task.device, address)
+            return self._remotes[task]
+
+    def call(self, device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an op on a device of the cluster, wherever that is."""
+        if device.job is None and device.task is None:
+            return run_here(device, op, args, kwargs)
+        task = self.task_of(device)
+        if task == self.task and self.is_serving:
+            return run_here(device, op, args, kwargs)
+        return self.remote(task).call(op.name, args, kwargs, str(device.hardware))
+
+    def task_of(self, device: Device) -> Task:
+        """The task that a device string means, or a sentence about why there is none."""
+        if device.job is None and self.task.job not in self.cluster.jobs:
+            raise UsageError(
+                f"Device '{device}' names no job; name one of this cluster's: {', '.join(self.cluster.jobs)}."
+            )
+        task = device.filled(self.task).check(self.cluster).task_of()
+        assert task is not None
+        return task
+
+    def close(self) -> None:
+        with self._lock:
+            remotes, self._remotes = list(self._remotes.values()), {}
+        for each in remotes:
+            each.close()
+
+    def __enter__(self) -> "Neighbours":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if _latest and _latest[-1] is self:
+            _latest.pop()
+        self.close()
+
+
+def remote_to(assignment: Assignment, name: str, address: str) -> Remote:
+    """The way to any address, with this process's secret and patience."""
+    settings = assignment.settings
+    return Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say)
+
+
+def connect(cluster: ClusterSpec | Mapping[str, Addresses]) -> Neighbours:
+    """Be a client of a cluster without being one of its tasks, from now on or as a context manager.
+
+    >>> with connect({"worker": ["localhost:2222"]}) as neighbours:
+    ...     neighbours.cluster.jobs
+    ['worker']
+    """
+    made = Neighbours(discover_as(cluster))
+    become(made)
+    return made
+
+
+def become(made: Neighbours) -> None:
+    """From now on this process sees the cluster like this."""
+    _latest.append(made)
+
+
+def leave(made: Neighbours) -> None:
+    if made in _latest:
+        _latest.remove(made)
+    made.close()
+
+
+def current() -> Neighbours:
+    """As this process, or the op that it serves just now, sees its cluster."""
+    serving = _serving.get()
+    if serving is not None:
+        return serving
+    with _finding:
+        if not _latest:
+            assignment = discover()
+            if assignment is None:
+                raise UsageError(
+                    "A device with a job needs a cluster, and this process knows none; make a paceline.Server, call "
+                    "paceline.connect(cluster), or start it with `paceline run`."
+                )
+            _latest.append(Neighbours(assignment))
+        return _latest[-1]
+
+
+@contextmanager
+def serving(neighbours: Neighbours, caller: Stream | None = None) -> Iterator[None]:
+    """What is called inside, in this thread, sees the cluster like this; `caller` is the connection it came on."""
+    tokens = _serving.set(neighbours), _caller.set(caller)
+    try:
+        yield
+    finally:
+        _serving.reset(tokens[0])
+        _caller.reset(tokens[1])
+
+
+def still_wanted() -> Callable[[], bool]:
+    """Whether the caller of what this thread runs is still connected; may be asked from any thread."""
+    caller = _caller.get()
+    return lambda: caller is None or not caller.is_ended()
+
+
+def run_at(device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an op where a scope says."""
+    if device.job is None and device.task is None:
+        return run_here(device, op, args, kwargs)
+    return current().call(device, op, args, kwargs)
+
+
+def run_here(device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    with scope.fresh():
+        return run_on(device, op.fn, args, kwargs)
+
+
+def say(line: str) -> None:
+    """Print a line so that it is in the log at once, even when the log is a file."""
+    print(line, flush=True)
+
+
+_latest: list[Neighbours] = []
+_finding = threading.Lock()
+_serving: ContextVar[Neighbours | None] = ContextVar("serving", default=None)
+_caller: ContextVar[Stream | None] = ContextVar("caller", default=None)

@@ -1,0 +1,196 @@
+"""HOW is an op called on another task? A pool of authenticated connections to it, one for each call at a time.
+
+Used by ingraph/neighbours, session and master. Every wait ends: at the answer, at the connection's end, or when the
+task has not even said that it lives for `wait_s`. Must never send a call twice: an op may not bear it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline import errors
+from paceline.errors import ConnectionLost, PacelineError, ProtocolError, RemoteOpError, WaitTimeout
+from paceline.ingraph import values
+from paceline.transport.channel import Channel, connect
+from paceline.transport.security import Role
+from paceline.wire import ops
+from paceline.wire.frames import Frame, Kind
+from paceline.worker.patience import Patience
+
+RETRY_S = 0.1
+SLOWEST_RETRY_S = 1.0
+PROBE_S = 10.0  # of silence, after which a task is asked whether it lives
+PROBE_ANSWER_S = 5.0
+MAX_BULK_BYTES = 1 << 36  # of one call or answer, from somebody who holds the secret
+ALIVE = "alive"  # the question that every server answers; ingraph/calls
+
+
+class Remote:
+    """The task called `name` (its device string), at `address`."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        secret: bytes,
+        wait_s: float = 300.0,
+        lane: str = "auto",
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self._secret = secret
+        self._wait_s = wait_s
+        self._lane = lane
+        self._say = say
+        self._lock = threading.Lock()
+        self._idle: list[Channel] = []
+        self._is_closed = False
+
+    def call(self, op: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, device: str = "") -> Any:
+        """Run an op there and return what it returns; what it raises is raised here as RemoteOpError."""
+        description, buffers = values.pack((list(args), dict(kwargs or {})))
+        channel = self._take()
+        try:
+            call = ops.Call(op, len(description), device)
+            channel.send(Kind.COLD, tail=ops.encode(call), bulk=values.bulk(description, buffers))
+            message, value = _receive(channel, self._await(channel))
+        except ConnectionLost as error:
+            channel.close()
+            raise ConnectionLost(f"{self.name} at {self.address} went away while it ran {op}: {error}") from error
+        except BaseException:
+            channel.close()  # its answer may still come; nobody else is to get it
+            raise
+        self._give_back(channel)
+        if isinstance(message, ops.Raised):
+            raise _error(message, self.name, op)
+        return value
+
+    def connect(self) -> None:
+        """Wait until the task is there, as far as `wait_s` allows."""
+        self._give_back(self._take(self._wait_s))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for channel in idle:
+            channel.close()
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def _take(self, wait_s: float) -> Channel:
+        """One that lies idle and still has its other end, else a new one."""
+        while True:
+            with self._lock:
+                channel = self._idle.pop() if self._idle else None
+            if channel is None:
+                return self._persist(wait_s)
+            if not channel.stream.is_ended():
+                return channel
+            channel.close()
+
+    def _give_back(self, channel: Channel) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(channel)
+                return
+        channel.close()
+
+    def _persist(self, wait_s: float) -> Channel:
+        """Connect, now and then, until the deadline: tasks start in any order."""
+        waiting: Patience | None = None
+        pause_s = RETRY_S
+        while True:
+            try:
+                return self._connect(5.0)
+            except ConnectionLost as error:
+                waiting = waiting or Patience(wait_s, [self.name], self._say if wait_s else _say_nothing)
+                waiting.again(f"{self.name} at {self.address} did not answer ({error})")
+            time.sleep(pause_s)  # between attempts to connect: nobody can wake us
+            pause_s = min(SLOWEST_RETRY_S, 2 * pause_s)
+
+    def _connect(self, timeout_s: float) -> Channel:
+        channel = connect(self.address, self._lane, self._secret, timeout_s, Role.CLIENT)
+        channel.stream.name = f"{self.name} at {self.address}"
+        return channel
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _await(self, channel: Channel) -> Frame:
+        """The answer, however long the op takes, as long as its task lives."""
+        silent: Patience | None = None
+        next_s = time.monotonic() + PROBE_S
+        while True:
+            try:
+                return channel.recv()
+            except WaitTimeout:
+                if time.monotonic() < next_s:
+                    continue
+            if self._is_alive():
+                silent = None
+            else:
+                silent = silent or Patience(self._wait_s, [self.name], self._say)
+                silent.again(f"{self.name} at {self.address} has our call and says nothing: it is stopped, or lost")
+            next_s = time.monotonic() + PROBE_S
+
+    def _is_alive(self) -> bool:
+        """Whether the task answers on a new connection; the one with the call is busy."""
+        try:
+            channel = self._connect(PROBE_ANSWER_S)
+        except (ConnectionLost, errors.AuthenticationError):
+            return False
+        try:
+            channel.send(Kind.COLD, tail=ops.encode(ops.Call(ALIVE, 0)))
+            deadline = time.monotonic() + PROBE_ANSWER_S
+            while time.monotonic() < deadline:
+                try:
+                    _receive(channel, channel.recv())
+                    return True
+                except WaitTimeout:
+                    continue
+        except (ConnectionLost, ProtocolError):
+            return False
+        finally:
+            channel.close()
+        return False
+
+
+def _say_nothing(line: str) -> None:
+    """For whom nobody waits."""
+
+
+def _receive(channel: Channel, frame: Frame) -> tuple[ops.OpMessage, Any]:
+    message, value = receive(channel, frame)
+    if isinstance(message, ops.Call):
+        raise ProtocolError("a task answered a call with a call")
+    return message, value
+
+
+def receive(channel: Channel, frame: Frame) -> tuple[ops.Call | ops.Returned | ops.Raised, Any]:
+    """What a frame says, and the value behind it (None where there is none). Used by both sides."""
+    if frame.kind != Kind.COLD:
+        raise ProtocolError(f"a frame of kind {frame.kind} where ops are called")
+    message = ops.decode(frame.tail)
+    if frame.bulk_bytes > MAX_BULK_BYTES:
+        raise ProtocolError(f"a call with {frame.bulk_bytes} bytes; {MAX_BULK_BYTES} is the limit")
+    block = values.new_block(frame.bulk_bytes)
+    channel.recv_bulk(frame, block)
+    if isinstance(message, ops.Raised) or not message.described:
+        return message, None
+    start = message.described + -message.described % ops.ALIGN
+    if not 0 < message.described <= start <= block.nbytes:
+        raise ProtocolError("a value whose description is longer than itself")
+    return message, values.unpack(bytes(block[: message.described]), block[start:])
+
+
+def _error(raised: ops.Raised, task: str, op: str) -> PacelineError:
+    """What was raised there, as it is raised here: our own errors as what they are, an op's with its traceback."""
+    kind = getattr(errors, raised.kind, None)
+    if isinstance(kind, type) and issubclass(kind, PacelineError) and kind is not RemoteOpError:
+        return kind(raised.message)
+    if raised.kind == RemoteOpError.__name__:  # from a task further on, which is named in it
+        return RemoteOpError(raised.message, task, raised.text)
+    told = f"{op} failed on {task}: {raised.kind}: {raised.message}"
+    return RemoteOpError(f"{told}\n--- its traceback there ---\n{raised.text}".rstrip(), task, raised.text)

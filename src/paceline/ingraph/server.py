@@ -1,0 +1,228 @@
+"""HOW does a task offer itself to clients? `paceline.Server`: it listens, runs what it is called for, and joins.
+
+Made by the user's script, as TensorFlow's programs do. It listens in a thread from the moment it is made, so a session
+in the same process finds it. Whoever holds the secret may call ops; nobody else gets past transport/reception.
+"""
+
+import atexit
+import errno
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from paceline.cluster.discovery import Assignment, discover, discover_as
+from paceline.cluster.secret import check_address
+from paceline.cluster.spec import Addresses, ClusterSpec, Task
+from paceline.errors import EXIT_INTERRUPTED, ClusterError, UsageError
+from paceline.ingraph.calls import Calls
+from paceline.ingraph.config import ConfigProto
+from paceline.ingraph.master import Master
+from paceline.ingraph.neighbours import Neighbours, become, leave, say
+from paceline.ingraph.parts import Parts
+from paceline.ingraph.remote import ALIVE
+from paceline.params.arena import has_shared_memory
+from paceline.telemetry import lines
+from paceline.transport import held
+from paceline.transport.base import split
+from paceline.transport.reception import Reception
+from paceline.transport.security import keys_dir_of
+from paceline.transport.tls import check_keys
+from paceline.worker import torch_devices
+from paceline.worker.exits import let_errors_set_the_exit_code
+
+END_S = 2.0  # how long stop() waits for calls that it has just cut off
+LOCALHOST = "localhost"
+
+
+class Server:
+    """One task of a cluster that runs ops for clients.
+
+    Without a cluster it is found where paceline.init finds it: `paceline run`, flags, settings.py or TF_CONFIG.
+
+    >>> with Server.create_local_server() as server:  # doctest: +ELLIPSIS
+    ...     server.target.partition(":")[0]
+    Cluster: job local -> {0 -> localhost:...}
+    Started server with target: paceline://localhost:...
+    'paceline'
+    """
+
+    def __init__(
+        self,
+        cluster: "ClusterSpec | Mapping[str, Addresses] | None" = None,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: ConfigProto | None = None,
+        start: bool = True,
+    ) -> None:
+        let_errors_set_the_exit_code()
+        self._assignment = _assignment(cluster, job_name, task_index)
+        self._config = config or ConfigProto()
+        if config is not None:
+            torch_devices.serve_all(config.gpu_use(), say)
+        self.neighbours = Neighbours(self._assignment, is_serving=True)
+        self._over = threading.Event()
+        self._is_started = False
+        self._parts = Parts(self.neighbours)
+        self._master = Master(self.neighbours, self._parts, say)
+        verbs: dict[str, Callable[..., Any]] = {
+            ALIVE: lambda: None,
+            "stop": self._over.set,
+            **self._parts.verbs,
+            **self._master.verbs,
+        }
+        self._calls = Calls(self.neighbours, verbs)
+        self._reception = Reception(self._assignment.secret, self._calls.serve)
+        if start:
+            self.start()
+
+    @staticmethod
+    def create_local_server(config: ConfigProto | None = None, start: bool = True) -> "Server":
+        """A cluster of this process alone: job `local`, task 0, at a free port."""
+        address = f"{LOCALHOST}:{held.free_port(LOCALHOST)}"
+        return Server({"local": [address]}, "local", 0, config=config, start=start)
+
+    @property
+    def task(self) -> Task:
+        """Who this is."""
+        return self._assignment.task
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self._assignment.cluster
+
+    @property
+    def target(self) -> str:
+        """What paceline.Session is opened at."""
+        return f"paceline://{self.cluster.address(self.task)}"
+
+    def start(self) -> None:
+        """Listen; done already unless the server was made with start=False."""
+        if self._is_started:
+            return
+        self._is_started = True
+        for line in lines.cluster_lines(self.cluster):
+            say(line)
+        _listen(self._reception, self._assignment)
+        become(self.neighbours)
+        _servers.append(self)
+        atexit.register(self.stop)
+
+    def join(self) -> None:
+        """Serve until this task is stopped: by SIGTERM, by Ctrl+C, by stop(), or by the client of a launched run."""
+        try:
+            with _on_sigterm(self._over.set):
+                while not self._over.wait(1.0):  # a signal is seen between two waits, on every system
+                    pass
+        except KeyboardInterrupt:
+            say("Interrupted.")
+            self.stop()
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        self.stop()
+
+    def stop(self) -> None:
+        """Listen no more; calls that run are cut off, and join() returns."""
+        self._over.set()
+        if self not in _servers:
+            return
+        _servers.remove(self)
+        atexit.unregister(self.stop)
+        self._reception.shut()
+        self._parts.close()
+        self._reception.wait(END_S)
+        leave(self.neighbours)
+
+    def stop_others(self) -> None:
+        """Let every other task of the cluster that is there return from join()."""
+        for task in self.neighbours.serving_tasks:
+            if task != self.task:
+                with suppress(ClusterError):  # whoever is not there need not be stopped
+                    self.neighbours.remote(task).call("stop", wait_s=0.0)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def finish(is_ok: bool) -> None:
+    """After a script that was launched: when its client is done, the tasks that only join are done too."""
+    for server in list(_servers):
+        assignment = server._assignment
+        workers = assignment.cluster.workers
+        if is_ok and assignment.source == "launcher" and workers and server.task == workers[0]:
+            server.stop_others()
+        server.stop()
+
+
+def _assignment(
+    cluster: "ClusterSpec | Mapping[str, Addresses] | None", job_name: str | None, task_index: int | None
+) -> Assignment:
+    if cluster is None:
+        if job_name is not None or task_index is not None:
+            raise UsageError("A server with job_name or task_index needs the cluster too: Server(cluster, …).")
+        found = discover(flags=True)
+        if found is None:
+            raise UsageError(
+                "No cluster was found for this server; give Server(cluster, job_name=…, task_index=…), start it with "
+                "`paceline run`, or take Server.create_local_server()."
+            )
+        return found
+    spec = ClusterSpec(cluster)
+    if job_name is None and len(spec.jobs) == 1:
+        job_name = spec.jobs[0]
+    if job_name is None:
+        raise UsageError(f"Which job is this server of? Give job_name, one of: {', '.join(spec.jobs)}.")
+    return discover_as(spec, job_name, task_index)
+
+
+def _listen(reception: Reception, assignment: Assignment) -> None:
+    address, task = assignment.cluster.address(assignment.task), assignment.task
+    host, port = split(address)
+    secret, is_insecure = assignment.secret, assignment.settings.insecure
+    check_address(secret, host, is_insecure)
+    if (keys_dir := keys_dir_of(secret)) is not None:
+        check_keys(keys_dir)
+    held.let_go(address)
+    try:
+        reception.listen(address, _lanes(assignment.settings.lane))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"Port {port} of {task} ({address}) is in use; end what listens there.") from error
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise UsageError(f"{task} cannot listen at {address}: {error.strerror or error}.") from error
+        check_address(secret, "0.0.0.0", is_insecure)
+        reception.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
+        say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
+    say(lines.started_line(address))
+
+
+def _lanes(lane: str) -> list[str]:
+    """Shared memory's socket carries calls of this host: it costs less than tcp and strangers do not reach it."""
+    wanted = ["tcp"] if lane == "tcp" else ["shm", "tcp"]
+    return [name for name in wanted if name != "shm" or has_shared_memory()]
+
+
+@contextmanager
+def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """A script's own handler stays; another thread than the main one may set none."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        act()
+
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+_servers: list[Server] = []

@@ -1,0 +1,214 @@
+"""WHAT did TensorFlow call it? The names that the small programs of its first years use, over our graphs and sessions.
+
+`import paceline.tf1 as tf` is the one line to change in such a program. No TensorFlow is needed or imported.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.cluster.spec import ClusterSpec
+from paceline.errors import UsageError
+from paceline.ingraph import dtypes, scope
+from paceline.ingraph import session as sessions
+from paceline.ingraph.app_flags import Flags
+from paceline.ingraph.config import ConfigProto, GPUOptions
+from paceline.ingraph.dtypes import DType
+from paceline.ingraph.graph import KERNELS, Graph, Node
+from paceline.ingraph.server import Server
+
+__all__ = [
+    "ConfigProto",
+    "DType",
+    "GPUOptions",
+    "Graph",
+    "Node",
+    "Session",
+    "add",
+    "add_n",
+    "app",
+    "bfloat16",
+    "constant",
+    "control_dependencies",
+    "device",
+    "flags",
+    "float16",
+    "float32",
+    "float64",
+    "get_default_graph",
+    "identity",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "matmul",
+    "multiply",
+    "placeholder",
+    "reset_default_graph",
+    "string",
+    "subtract",
+    "train",
+    "uint8",
+]  # fmt: skip
+
+float16, float32, float64, bfloat16 = dtypes.float16, dtypes.float32, dtypes.float64, dtypes.bfloat16
+int8, int16, int32, int64, uint8 = dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64, dtypes.uint8
+string = dtypes.string
+_default = [Graph()]
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def get_default_graph() -> Graph:
+    """The graph that ops go into: the innermost `with graph.as_default():`, else one for the whole program."""
+    graphs = scope.graphs()
+    found: Graph = graphs[-1] if graphs else _default[0]
+    return found
+
+
+def reset_default_graph() -> None:
+    """Begin a new one."""
+    _default[0] = Graph()
+
+
+def device(name: str | None) -> scope.device:
+    """Ops made in this block go to that device; a block without any is no mistake."""
+    return scope.device(name, must_be_used=False)
+
+
+@contextmanager
+def control_dependencies(nodes: Sequence[Node]) -> Iterator[None]:
+    """Ops made in this block run after those."""
+    with get_default_graph().control_dependencies(nodes):
+        yield
+
+
+# --- ops --------------------------------------------------------------------------------------------------------------
+
+
+def constant(value: Any, dtype: DType | None = None, shape: Any = None, name: str | None = None) -> Node:
+    """A node with a value of its own; too few values for the shape: the last one is repeated.
+
+    >>> constant([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], shape=[2, 3]).kind
+    'Const'
+    """
+    kind = dtype or dtypes.guessed(value)
+    made = kind.tensor(value, None)
+    if shape is not None:
+        made = _shaped(made, shape)
+    node = get_default_graph().constant(made, name)
+    node.dtype = kind
+    return node
+
+
+def placeholder(dtype: DType, shape: Any = None, name: str | None = None) -> Node:
+    """A node whose value is fed to session.run; None in the shape is any size."""
+    if not isinstance(dtype, DType):
+        raise UsageError(f"A placeholder needs a type, such as tf.float32, not {dtype!r}.")
+    node = get_default_graph().placeholder(name)
+    node.dtype, node.shape = dtype, shape
+    return node
+
+
+def matmul(a: Any, b: Any, name: str | None = None) -> Node:
+    return _add("MatMul", "matmul", [_node(a), _node(b)], name)
+
+
+def add(a: Any, b: Any, name: str | None = None) -> Node:
+    return _add("Add", "add", [_node(a), _node(b)], name)
+
+
+def subtract(a: Any, b: Any, name: str | None = None) -> Node:
+    return _add("Sub", "subtract", [_node(a), _node(b)], name)
+
+
+def multiply(a: Any, b: Any, name: str | None = None) -> Node:
+    return _add("Mul", "multiply", [_node(a), _node(b)], name)
+
+
+def add_n(inputs: Sequence[Any], name: str | None = None) -> Node:
+    """The sum of several nodes, from the first to the last."""
+    if not inputs:
+        raise UsageError("add_n needs at least one input.")
+    return _add("AddN", "add_n", [[_node(each) for each in inputs]], name)
+
+
+def identity(value: Any, name: str | None = None) -> Node:
+    return _add("Identity", "identity", [_node(value)], name)
+
+
+def _add(kind: str, kernel: str, args: list[Any], name: str | None) -> Node:
+    return get_default_graph().add(kind, f"{KERNELS}:{kernel}", args, {}, name)
+
+
+def _node(value: Any) -> Node:
+    return value if isinstance(value, Node) else constant(value)
+
+
+def _shaped(value: Any, shape: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise UsageError("A string constant has no shape; leave it out.")
+    size = torch.Size(shape).numel()
+    flat = value.reshape(-1)
+    if flat.numel() == 0 or flat.numel() > size:
+        raise UsageError(f"{flat.numel()} values do not fill the shape {list(shape)}, which has room for {size}.")
+    return torch.cat([flat, flat[-1:].expand(size - flat.numel())]).reshape(list(shape))
+
+
+# --- sessions, clusters, flags ----------------------------------------------------------------------------------------
+
+
+class Session(sessions.Session):
+    """As paceline.Session, of the default graph."""
+
+    def __init__(self, target: str = "", graph: Graph | None = None, config: ConfigProto | None = None) -> None:
+        super().__init__(target, graph or get_default_graph(), config)
+
+
+class train:
+    """tf.train."""
+
+    ClusterSpec = ClusterSpec
+    Server = Server
+
+
+class flags:
+    """tf.app.flags and tf.flags."""
+
+    FLAGS = Flags()
+
+    @classmethod
+    def DEFINE_string(cls, name: str, default: str | None, help: str | None = None) -> None:
+        cls.FLAGS.define(name, default, help, str)
+
+    @classmethod
+    def DEFINE_integer(cls, name: str, default: int | None, help: str | None = None) -> None:
+        cls.FLAGS.define(name, default, help, int)
+
+    @classmethod
+    def DEFINE_float(cls, name: str, default: float | None, help: str | None = None) -> None:
+        cls.FLAGS.define(name, default, help, float)
+
+    @classmethod
+    def DEFINE_boolean(cls, name: str, default: bool | None, help: str | None = None) -> None:
+        cls.FLAGS.define(name, default, help, bool)
+
+    DEFINE_bool = DEFINE_boolean
+
+
+class app:
+    """tf.app."""
+
+    flags = flags
+
+    @staticmethod
+    def run(main: Callable[[list[str]], Any] | None = None, argv: list[str] | None = None) -> None:
+        """Call the program's main with its arguments, and end with what it returns."""
+        chosen = main or getattr(sys.modules["__main__"], "main", None)
+        if chosen is None:
+            raise UsageError("tf.app.run() calls the program's function main, and there is none.")
+        sys.exit(chosen(argv if argv is not None else []))

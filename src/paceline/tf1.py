@@ -1,0 +1,4 @@
+"""WHAT did TensorFlow call it? `import paceline.tf1 as tf`: the names of ingraph/tf1 under a short one."""
+
+from paceline.ingraph.tf1 import *  # noqa: F403
+from paceline.ingraph.tf1 import __all__ as __all__

@@ -1,0 +1,90 @@
+"""WHO may come in? Doors, a limit on those who have proved nothing yet, and one thread a connection behind it.
+
+Used by server/service and ingraph/server: both let in whoever holds the secret, and both are known to strangers.
+Must never look at what is said on a connection: that is `serve`, which is called with an authenticated channel.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from paceline.errors import AuthenticationError, ConnectionLost
+from paceline.transport import LANES
+from paceline.transport.base import Listener, Stream
+from paceline.transport.channel import Channel, accept
+
+MAX_HALF_OPEN = 64  # connections that have not proved anything yet
+OWN_HALF_OPEN = 16  # of them on lanes that only this host reaches: strangers on tcp cannot take those places
+
+
+class Reception:
+    """The doors of one task. `serve` runs in the connection's own thread; when it returns, the connection is over."""
+
+    def __init__(self, secret: bytes, serve: Callable[[Channel], None]) -> None:
+        self._secret = secret
+        self._serve = serve
+        self._listeners: list[Listener] = []
+        self._streams: set[Stream] = set()
+        self._threads: set[threading.Thread] = set()
+
+    def listen(self, address: str, lanes: Sequence[str]) -> None:
+        """Open the doors; raises OSError when the port is taken."""
+        for name in lanes:
+            listener = LANES[name].listen(address)
+            self._listeners.append(listener)
+            room = MAX_HALF_OPEN - OWN_HALF_OPEN if name == "tcp" else OWN_HALF_OPEN
+            self.start(f"accept-{name}", self._accept, listener, threading.BoundedSemaphore(room))
+
+    def start(self, name: str, target: Callable[..., None], *args: object) -> None:
+        """Start a thread that wait() waits for: one that frees tensors while Python ends would abort the process."""
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._threads.difference_update([t for t in list(self._threads) if t.ident is not None and not t.is_alive()])
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.discard(thread)
+            raise
+
+    def shut(self) -> None:
+        """Close the doors and end every connection; their threads see it."""
+        for listener in self._listeners:
+            listener.close()
+        for stream in list(self._streams):
+            stream.shutdown()
+
+    def wait(self, limit_s: float) -> None:
+        """For the threads, after shut()."""
+        deadline = time.monotonic() + limit_s
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _accept(self, listener: Listener, half_open: threading.BoundedSemaphore) -> None:
+        while True:
+            try:
+                stream = listener.accept()
+            except ConnectionLost:
+                return
+            if not half_open.acquire(blocking=False):
+                stream.close()  # too many strangers knock at once; a task of ours tries again
+                continue
+            try:
+                self.start("connection", self._greet, stream, half_open)
+            except RuntimeError:  # no room for one more thread: this one is turned away, the door stays open
+                half_open.release()
+                stream.close()
+
+    def _greet(self, stream: Stream, half_open: threading.BoundedSemaphore) -> None:
+        self._streams.add(stream)
+        try:
+            try:
+                channel = accept(stream, self._secret)
+            finally:
+                half_open.release()
+            self._serve(channel)
+        except (AuthenticationError, ConnectionLost):
+            pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept
+        finally:
+            self._streams.discard(stream)
+            stream.close()

@@ -13,8 +13,11 @@ from paceline.errors import ConnectionLost, PacelineError, Refused, WaitTimeout
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
+from paceline.server.actions import Answer
+from paceline.server.snapshots import Snapshots
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
+from paceline.wire.frames import Outcome
 from paceline.worker import saver as saver_module
 from paceline.worker.context import Context
 from paceline.worker.identity import Identity
@@ -80,6 +83,19 @@ def test_the_memory_of_a_copy_is_used_again() -> None:
     life.push(3)
     copy_of(life)
     assert life.core.snapshots._copy.parameters is memory  # type: ignore[union-attr]
+
+
+def test_who_did_not_hear_of_it_is_not_awaited() -> None:
+    """In k of n a late worker goes from the version before the announced one to the one after it."""
+    life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
+    snapshots = life.core.snapshots = Snapshots("1", is_coordinator=True)
+    snapshots.updated(life.core)
+    snapshots.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
+    life.push(1)
+    copy = snapshots.asked(life.core, m.Copy(1, 1))
+    assert copy.is_taken and copy.version == 1 and copy.awaited == [1]
+    snapshots.note(m.Position(1, copy.version), has_rounds=True)
+    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == []
 
 
 # --- the writer -----------------------------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class Snapshots:
         self._is_taken = False  # the announced one
         self._announced = 0  # its number
         self._copies = 0
+        self._has_heard: set[int] = set()  # of the announcement; late ones, in k of n, may not
         self._awaited: set[int] = set()
         self._collected: dict[int, m.Position] = {}
         self._copy: Snapshot | None = None
@@ -123,7 +124,7 @@ class Snapshots:
         if is_due and core.members.live:
             self._policy.saved(now_s)
             self._target, self._since_s, self._writer = version + 1, now_s, min(core.members.live)
-            self._is_taken, self._collected, self._awaited = False, {}, set(core.members.live)
+            self._is_taken, self._collected, self._has_heard = False, {}, set()
             core.state.copy_at = self._target
             self.flags = Flag.SAVE
 
@@ -133,6 +134,7 @@ class Snapshots:
 
     def marked(self, answer: Answer) -> Answer:
         """An answer that says that the next update will be saved, and by whom."""
+        self._has_heard.add(answer.key[0])
         flags = self.flags | (Flag.WRITES if answer.key[0] == self._writer else 0)
         return answer._replace(flags=answer.flags | flags)
 
@@ -141,6 +143,8 @@ class Snapshots:
         if core.state.version == 0:
             self.updated(core)
         position = self.newest.get(peer.key[0]) if peer.key is not None else None
+        if self.flags and peer.key is not None:
+            self._has_heard.add(peer.key[0])
         state = core.state
         return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, bool(self.flags))
 
@@ -164,7 +168,7 @@ class Snapshots:
         if self._target is not None and core.config.index == 0:
             self._is_taken, self.flags, core.state.copy_at = True, 0, None
             # Where every push is an update, who heard of it says where it is; of the others the last heartbeat does.
-            self._awaited = set(core.members.live) if core.state.mode.has_rounds else set()
+            self._awaited = self._has_heard & set(core.members.live) if core.state.mode.has_rounds else set()
             self._announced = self._copies
 
     def _take(self, core: "Core") -> Snapshot:
@@ -292,9 +296,5 @@ class Snapshots:
     def heard(self, position: m.Position) -> None:
         """A heartbeat says where a worker is; one that stands where it stood keeps what it said in full."""
         known = self.newest.get(position.worker)
-        if known is None or _numbers(known) != _numbers(position):
+        if known is None or known.numbers != position.numbers:
             self.newest[position.worker] = position
-
-
-def _numbers(position: m.Position) -> tuple[int, int, int]:
-    return position.epoch, position.passes, position.batch

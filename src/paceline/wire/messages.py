@@ -88,6 +88,11 @@ class Position(Message, frozen=True):
     schedulers: list[dict[str, object] | None] = []
     groups: list[dict[str, object]] | None = None
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Which place in the data this is: epoch, pass, batch."""
+        return self.epoch, self.passes, self.batch
+
 
 class Init(Message, frozen=True):
     """Step 2, the chief's: the bulk is the shard's first values, on ps:0 followed by the carried block. The rest is
@@ -364,6 +369,7 @@ class Described(Message, frozen=True):
     version: int
     layout: Layout | None
     lineage: int = 0
+    turn: int = 0  # how often the mode was changed
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

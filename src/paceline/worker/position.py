@@ -81,7 +81,7 @@ class Progress:
     def resume(self, position: Position) -> None:
         """Go on from there."""
         self.epoch, self.passes, self.batch = position.epoch, position.passes, position.batch
-        self._stood = (self.epoch, self.passes, self.batch)
+        self._stood = position.numbers
         self._resumed = position
         self._last = position
         self.is_resumed = position.epoch + position.passes + position.batch > 0
@@ -182,7 +182,7 @@ class Progress:
         last = self._last
         if self._has_pushed and self._kind:
             return self.here(self._kind, version)
-        if last is not None and last.rng and self._stood == _numbers(last):
+        if last is not None and last.rng and self._stood == last.numbers:
             return _at_version(last, version, self.steps())
         return self._numbers(version)
 
@@ -201,7 +201,7 @@ class Progress:
         self._is_asked = True
         stood, last = self._stood, self._last
         schedulers, groups = (last.schedulers, last.groups) if last is not None else ([], None)
-        if last is None or _numbers(last) != stood:
+        if last is None or last.numbers != stood:
             schedulers, groups = self._options_at(stood) or (schedulers, groups)
         return Position(self._worker, 0, *stood, self.steps(), schedulers=schedulers, groups=groups)
 
@@ -214,10 +214,6 @@ class Progress:
         except RuntimeError:  # they were changed under our eyes
             return None
         return None if self._has_pushed or self._stood != stood else options
-
-
-def _numbers(position: Position) -> tuple[int, int, int]:
-    return position.epoch, position.passes, position.batch
 
 
 def _at_version(position: Position, version: int, steps: int) -> Position:

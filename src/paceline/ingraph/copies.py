@@ -1,0 +1,187 @@
+"""WHAT does a task do with a copy of somebody's module? Compute a tower's gradient, or run forward and backward of it.
+
+These are ops, called by ingraph/mirror through ingraph/remote_towers and ingraph/place; every paceline.Server has
+them. A connection is served by one thread, so the copies lie in that thread and end with it.
+Must never build anything but torch.nn's plain layers and what a registered op makes.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from paceline.cluster.devices import Device
+from paceline.errors import ConnectionLost, ProtocolError, UsageError
+from paceline.ingraph import layers
+from paceline.ingraph.mirror import signature
+from paceline.ingraph.op import find, op
+from paceline.ingraph.replicas import computed, follow, moved, training_of
+from paceline.worker.torch_devices import torch_device
+
+News = dict[str, Any]
+
+
+class Copy:
+    """A module as somebody else has it, on a device of this task."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        self.module = _made(how)
+        self.device = torch_device(Device.parse(how["device"]))
+        self.module.to(self.device)
+        wanted, found = [(n, list(s)) for n, s in how["tensors"]], signature(self.module)
+        if wanted != found:
+            raise UsageError(f"The module that was made here is another one: {_difference(wanted, found)}.")
+        self.passes: dict[int, Pass] = {}
+
+    def hear(self, news: News) -> None:
+        """Be as the other side's module is now."""
+        tensors = [*self.module.parameters(), *self.module.buffers()]
+        for number, value in news["values"]:
+            tensors[number].data = value.to(self.device)
+        if "training" in news:
+            follow(self.module, news["training"], news["trained"])
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """A forward pass whose backward may still come."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.copy: Copy | None = None
+
+
+_here = _Here()
+_generator = threading.Lock()  # torch's generator of the CPU is one for all threads
+
+
+def current(news: News) -> Copy:
+    """This connection's copy, after the news."""
+    if "how" in news:
+        _here.copy = Copy(news["how"])
+    if _here.copy is None:
+        raise ConnectionLost("the copy that this call is for is not here any more; was this task started again?")
+    _here.copy.hear(news)
+    return _here.copy
+
+
+# --- towers -------------------------------------------------------------------------------------------------------
+
+
+@op
+def tower(news: News, loss: str, batch: Any, seed: int, wants_buffers: bool) -> tuple[Any, list[Any], list[Any]]:
+    """The loss of a batch, its gradient, and the buffers as it leaves them if they are wanted."""
+    copy = current(news)
+    with seeded(seed, copy.device):
+        done = computed(copy.module, find(loss).fn, moved(batch, copy.device))
+    return done.loss, done.gradients, done.buffers if wants_buffers else []
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """What is drawn inside depends on the seed, not on what else this task has drawn."""
+    if device.type != "cpu":
+        generator = torch.cuda.default_generators[device.index or 0]
+        generator.manual_seed(seed)
+        yield
+        return
+    with _generator:
+        before = torch.get_rng_state()
+        torch.random.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+
+
+# --- parts of a model ---------------------------------------------------------------------------------------------
+
+
+@op
+def forward(
+    news: News, number: int | None, over: Sequence[int], given: tuple[Any, Any], wanted: Sequence[bool], state: Any
+) -> tuple[Any, list[bool], list[Any], Any]:
+    """Run the module. `number`: of this pass, None if no backward will come; `over`: passes that are done with;
+    `wanted`: for which input tensors a gradient will be; `state`: of the caller's generator.
+
+    The result, which of its tensors have gradients, the buffers, and the generator's state where it has changed.
+    """
+    copy = current(news)
+    for each in over:
+        copy.passes.pop(each, None)
+    leaves, shape = pytree.tree_flatten(moved(given, copy.device))
+    at = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    inputs = []
+    for place, is_wanted in zip(at, wanted, strict=True):
+        if is_wanted:
+            inputs.append(leaves[place].requires_grad_(True))
+            leaves[place] = leaves[place].clone()  # the first layer may work in place
+    args, kwargs = pytree.tree_unflatten(leaves, shape)
+    with _drawing(state) as drawn, torch.set_grad_enabled(number is not None):
+        result = copy.module(*args, **kwargs)
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if number is not None:
+        copy.passes[number] = Pass(inputs, outputs)
+    buffers = list(copy.module.buffers()) if any(training_of(copy.module)) else []
+    return result, [each.requires_grad for each in outputs], buffers, drawn[0]
+
+
+@op
+def backward(number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], list[Any]]:
+    """The gradients of the inputs and of the parameters, for those of the outputs. `is_kept`: it may come again."""
+    copy = _here.copy
+    if copy is None or number not in copy.passes:
+        raise ConnectionLost("the forward pass of this backward is not here any more")
+    done = copy.passes[number] if is_kept else copy.passes.pop(number)
+    given = [(o, g) for o, g in zip(done.outputs, gradients, strict=True) if o.requires_grad and g is not None]
+    trained = [p for p in copy.module.parameters() if p.requires_grad]
+    wanted = [*done.inputs, *trained]
+    told: Sequence[Any] = [None] * len(wanted)
+    if given and wanted:
+        outputs, its = [o for o, _ in given], [g.to(copy.device) for _, g in given]
+        told = torch.autograd.grad(outputs, wanted, its, retain_graph=is_kept, allow_unused=True)
+    return list(told[: len(done.inputs)]), list(told[len(done.inputs) :])
+
+
+@contextmanager
+def _drawing(state: Any) -> Iterator[list[Any]]:
+    """Draw as the caller would have, if it has sent its generator's state; the list has the state afterwards."""
+    drawn: list[Any] = [None]
+    if state is None:
+        yield drawn
+        return
+    with _generator:
+        before = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            yield drawn
+            after = torch.get_rng_state()
+            drawn[0] = None if torch.equal(after, state) else after
+        finally:
+            torch.set_rng_state(before)
+
+
+def _made(how: dict[str, Any]) -> nn.Module:
+    if "layers" in how:
+        return layers.build(msgspec.convert(how["layers"], list[layers.Layer]))
+    made = find(how["op"]).fn(*how["args"], **how["kwargs"])
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"{how['op']} returned a {type(made).__name__} where a module was wanted.")
+    return made
+
+
+def _difference(wanted: list[tuple[str, list[int]]], found: list[tuple[str, list[int]]]) -> str:
+    for mine, its in zip(found, wanted, strict=False):
+        if mine != its:
+            return f"it has {mine[0]} of shape {tuple(mine[1])} where {its[0]} of shape {tuple(its[1])} was wanted"
+    if not wanted and not found:
+        raise ProtocolError("two modules that differ in nothing")
+    return f"it has {len(found)} tensors where {len(wanted)} were wanted"

@@ -1,0 +1,51 @@
+"""HOW does a tower stand on another task? Values and a batch go there, a loss and its gradient come back.
+
+Used by ingraph/towers. No code travels: the loss must be a paceline.op, and the model of torch.nn's plain layers, or
+made by an op. Must never read the model in its own thread: the thread that trains may be changing it.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from paceline.cluster.devices import Device
+from paceline.ingraph import copies
+from paceline.ingraph.mirror import Build, Mirror, News, op_name, remote_for
+from paceline.ingraph.remote import Remote
+from paceline.ingraph.replicas import Batch, Computed, LocalTower, Loss, Tower
+from paceline.worker.torch_devices import torch_device
+
+
+def tower_on(model: nn.Module, device: Device, build: Build | None, number: int) -> Tower:
+    """The tower of that number, wherever its device is."""
+    remote = remote_for(device)
+    if remote is None:
+        return LocalTower(model, torch_device(device.hardware))
+    return RemoteTower(remote, model, device, build, number)
+
+
+class RemoteTower:
+    """A tower on a device of another task."""
+
+    def __init__(self, remote: Remote, model: nn.Module, device: Device, build: Build | None, number: int) -> None:
+        self.place = f"{remote.name}{device.hardware}"
+        self._mirror = Mirror(remote, model, build, str(device.hardware))
+        self._number = number
+        self._news: News | None = None
+        self._passes = 0
+
+    def load(self, model: nn.Module) -> None:
+        self._news = self._mirror.news(model)
+
+    def compute(self, loss: Loss, batch: Batch) -> Computed:
+        assert self._news is not None, "load() comes first"
+        given = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
+        self._passes += 1
+        seed = (torch.initial_seed() + (self._passes << 20) + self._number) % (1 << 63)
+        name = op_name(loss, "loss")
+        told = self._mirror.call(copies.tower, self._news, name, given, seed, self._number == 0)
+        return Computed(*told)
+
+    def close(self) -> None:
+        self._mirror.close()

@@ -147,7 +147,7 @@ def test_what_grew_is_named() -> None:
 
 
 GOOD = Soaked(
-    plan=Plan(minutes=1, period_s=10, phases=THREE, faults=("kill=ps:0@20s",), references=3, reference_s=30),
+    plan=Plan(minutes=3, period_s=10, phases=THREE, faults=("kill=ps:0@20s",), references=3, reference_s=30),
     kept=Kept(share=0.97, quiet=[100.0, 101.0], faulty=[97.0]),
     loss=1.005,
     references=[1.0, 1.01],
@@ -177,6 +177,13 @@ def test_every_promise_of_a_soak_can_be_broken(what: str, values: dict[str, obje
     broken = msgspec.structs.replace(GOOD, **values)
     assert [line[0] for line in soak.lines(broken) if line[-1] == FAILED] == [what]
     assert not soak.is_ok(broken)
+
+
+def test_a_soak_that_is_too_short_to_measure_says_so() -> None:
+    brief = msgspec.structs.replace(GOOD.plan, minutes=1)
+    slow = msgspec.structs.replace(GOOD, plan=brief, kept=Kept(share=0.5, quiet=[1.0, 1.0], faulty=[0.5]), loss=99.0)
+    verdicts = {line[0]: line[-1] for line in soak.lines(slow)}
+    assert verdicts["throughput kept"] == verdicts["final loss"] == "too short to say" and soak.is_ok(slow)
 
 
 def test_nothing_is_said_of_throughput_where_quiet_times_differ() -> None:

@@ -37,6 +37,7 @@ class Copy:
         if wanted != found:
             raise UsageError(f"The module that was made here is another one: {_difference(wanted, found)}.")
         self.passes: dict[int, Pass] = {}
+        self.optimizer: torch.optim.Optimizer | None = None  # where the parameters are this copy's own
 
     def hear(self, news: News) -> None:
         """Be as the other side's module is now."""
@@ -67,9 +68,14 @@ def current(news: News) -> Copy:
     """This connection's copy, after the news."""
     if "how" in news:
         _here.copy = Copy(news["how"])
+    held().hear(news)
+    return held()
+
+
+def held() -> Copy:
+    """This connection's copy."""
     if _here.copy is None:
         raise ConnectionLost("the copy that this call is for is not here any more; was this task started again?")
-    _here.copy.hear(news)
     return _here.copy
 
 
@@ -137,12 +143,19 @@ def forward(
 @op
 def backward(number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], list[Any]]:
     """The gradients of the inputs and of the parameters, for those of the outputs. `is_kept`: it may come again."""
-    copy = _here.copy
-    if copy is None or number not in copy.passes:
+    copy = held()
+    trained = [p for p in copy.module.parameters() if p.requires_grad]
+    return differentiated(copy, number, gradients, is_kept, trained)
+
+
+def differentiated(
+    copy: Copy, number: int, gradients: list[Any], is_kept: bool, trained: Sequence[nn.Parameter]
+) -> tuple[list[Any], list[Any]]:
+    """The gradients of a pass's inputs and of these parameters."""
+    if number not in copy.passes:
         raise ConnectionLost("the forward pass of this backward is not here any more")
     done = copy.passes[number] if is_kept else copy.passes.pop(number)
     given = [(o, g) for o, g in zip(done.outputs, gradients, strict=True) if o.requires_grad and g is not None]
-    trained = [p for p in copy.module.parameters() if p.requires_grad]
     wanted = [*done.inputs, *trained]
     told: Sequence[Any] = [None] * len(wanted)
     if given and wanted:

@@ -22,6 +22,7 @@ from paceline.ingraph import layers, neighbours
 from paceline.ingraph.op import Op
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import tensors_of, trained_of, training_of
+from paceline.worker.torch_copies import REDUCE
 
 Build = Callable[..., nn.Module]
 
@@ -43,16 +44,21 @@ class Mirror:
         self._remote = remote
         self._how = {**how(module, build), "device": hardware, "tensors": signature(module)}
         self._heard: News | None = None
+        self._given_away = 0  # so many values, the first ones, are the copy's own
+
+    def give_away(self, module: nn.Module) -> None:
+        """From now on the copy's parameters are the only ones; those here are never sent again."""
+        self._given_away = len(list(module.parameters()))
 
     def news(self, module: nn.Module) -> News:
         """What the copy must hear now. Nothing in it changes when the module does."""
-        heard, tensors = self._heard, tensors_of(module)
-        hashes = [digest(tensor) for tensor in tensors]
+        heard, tensors, kept = self._heard, tensors_of(module), self._given_away
+        hashes = [b""] * kept + [digest(tensor) for tensor in tensors[kept:]]
         before = heard.hashes if heard is not None else [b""] * len(hashes)
         changed = [number for number, pair in enumerate(zip(hashes, before, strict=True)) if pair[0] != pair[1]]
         told: dict[str, Any] = {"values": [(number, tensors[number].clone()) for number in changed]}
         modes = training_of(module), trained_of(module)
-        if heard is None:
+        if heard is None and not kept:
             told["how"] = self._how
         if heard is None or modes != heard.modes:
             told["training"], told["trained"] = modes
@@ -98,8 +104,8 @@ def remote_for(device: Device) -> Remote | None:
 def how(module: nn.Module, build: Build | None) -> dict[str, Any]:
     """How the other side makes such a module: from its layers, or by an op that both sides have."""
     if build is None:
-        described = layers.describe(copy.deepcopy(module))  # a copy of a prepared model has no hooks
-        return {"layers": msgspec.to_builtins(described)}
+        plain = copy.deepcopy(module) if REDUCE in vars(module) else module  # a copy of a prepared model has no hooks
+        return {"layers": msgspec.to_builtins(layers.describe(plain))}
     made_by, args, kwargs = build, (), {}
     if isinstance(build, functools.partial):
         made_by, args, kwargs = build.func, build.args, build.keywords

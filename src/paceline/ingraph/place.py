@@ -5,7 +5,8 @@ with the same parameters and the same keys; only what `module(x)` does is done t
 
 1. forward: what has changed of the part's values goes there with the inputs, the outputs come back,
 2. backward: the outputs' gradients go there, those of the inputs and of the part's parameters come back,
-3. the optimizer, here or on the ps, changes the values as ever; the next forward carries them.
+3. the optimizer, here or on the ps, changes the values as ever; the next forward carries them. With an optimizer of
+   the part's own values and gradients stay there, and only its step crosses.
 
 Must never keep a pass there that nobody can ask for any more: the end of the graph here is told with the next forward.
 """
@@ -25,14 +26,19 @@ from paceline.errors import UsageError
 from paceline.ingraph import copies
 from paceline.ingraph.mirror import Build, Mirror, remote_for
 from paceline.ingraph.replicas import moved, training_of
+from paceline.ingraph.resident import Resident
 from paceline.worker.torch_devices import torch_device
 
 
-def place(module: nn.Module, device: str, *, build: Build | None = None) -> nn.Module:
+def place(
+    module: nn.Module, device: str, optimizer: torch.optim.Optimizer | None = None, *, build: Build | None = None
+) -> nn.Module:
     """Let a part of a model run on a device of this or of another task; the same module comes back.
 
-    What it returns comes back to the device of its first input. `build` is for modules that are not made of torch.nn's
-    plain layers: a paceline.op (or a functools.partial of one) that makes such a module on the other side.
+    What it returns comes back to the device of its first input. Its parameters stay here, or on the ps if the optimizer
+    was prepared, and travel when they have changed. With an `optimizer` of their own they live with the part instead.
+    `build` is for modules that are not made of torch.nn's plain layers: a paceline.op (or a functools.partial of one)
+    that makes such a module on the other side.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), place(nn.Linear(4, 2), "/cpu:0"))
     >>> model(torch.ones(5, 3)).shape
@@ -47,9 +53,13 @@ def place(module: nn.Module, device: str, *, build: Build | None = None) -> nn.M
     if remote is None:
         where = torch_device(asked.hardware)
         module.to(where)
+        if optimizer is not None and optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())  # what it remembers goes along
         module.forward = Nearby(module, where)
-    else:
-        module.forward = Across(module, Mirror(remote, module, build, str(asked.hardware)))
+        return module
+    mirror = Mirror(remote, module, build, str(asked.hardware))
+    resident = Resident(module, mirror, optimizer) if optimizer is not None else None
+    module.forward = Across(module, mirror, resident)
     return module
 
 
@@ -69,9 +79,10 @@ class Nearby:
 class Across:
     """The forward of a part on another task."""
 
-    def __init__(self, module: nn.Module, mirror: Mirror) -> None:
+    def __init__(self, module: nn.Module, mirror: Mirror, resident: Resident | None) -> None:
         self._module = module
         self._mirror = mirror
+        self._resident = resident
         self._passes = 0
         self._over: deque[int] = deque()  # passes that are done with, and the other side does not know yet
 
@@ -111,6 +122,8 @@ class Across:
     def backward(self, number: int, gradients: Sequence[torch.Tensor | None]) -> tuple[list[Any], list[Any]]:
         """2. The gradients of the inputs and of the trained parameters."""
         with self._mirror.lock:
+            if self._resident is not None:
+                return self._resident.backward(number, gradients, _is_kept())
             told: tuple[list[Any], list[Any]] = self._mirror.ask(copies.backward, number, list(gradients), _is_kept())
         return told
 
@@ -177,7 +190,7 @@ class _Crossing(torch.autograd.Function):
             ctx.across, ctx.number, ctx.count = asked.across, number, count
             ctx.devices = [each.device for each in tensors]
             ctx.token = _Token()
-            weakref.finalize(ctx.token, asked.across.done_with, number)
+            weakref.finalize(ctx.token, asked.across.done_with, number).atexit = False
         return tuple(outputs)
 
     @staticmethod

@@ -192,8 +192,10 @@ class Towers:
     def _train_async(self, loss: Loss, batches: Iterable[Batch]) -> Iterator[Update]:
         source = iter(batches)
         done: queue.SimpleQueue[tuple[int, int, Future[Computed]]] = queue.SimpleQueue()
-        running = sum(self._send(number, loss, source, done) for number in range(len(self)))
+        running = 0
         try:
+            for number in range(len(self)):
+                running += self._send(number, loss, source, done)
             while running:
                 number, base, future = done.get()
                 running -= 1

@@ -1,0 +1,144 @@
+"""WHO owns a part's parameters? With place(module, device, optimizer) the part itself: they leave this process.
+
+Used by ingraph/place; ingraph/residents is the other side. Here only shapes stay, filled with NaN, so that whoever
+reads them by mistake sees it: state_dict() fetches the values, load_state_dict() sends them. `p.grad` is a mark that a
+gradient lies there, so that zero_grad() in any of its forms is understood.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.ingraph import residents
+from paceline.ingraph.mirror import Mirror
+from paceline.worker.torch_layout import SUPPORTED, group_options
+from paceline.worker.torch_optimizer import convert
+
+
+class Resident:
+    """A module whose parameters are on another task, and the optimizer that runs there."""
+
+    def __init__(self, module: nn.Module, mirror: Mirror, optimizer: torch.optim.Optimizer) -> None:
+        groups = _groups(module, optimizer)
+        self._module = module
+        self._mirror = mirror
+        self._optimizer = optimizer
+        self._marked: set[int] = set()
+        with mirror.lock:
+            options = group_options(optimizer)
+            told = [(numbers, dict(its)) for numbers, its in zip(groups, options, strict=True)]
+            mirror.call(residents.adopt, mirror.news(module), type(optimizer).__name__, told)
+            mirror.give_away(module)
+        if optimizer.state:
+            self.load_slots(optimizer)
+            optimizer.state.clear()
+        self._shrink()
+        convert(optimizer, self)
+        module.register_state_dict_post_hook(self._fill_state_dict)
+        module.register_load_state_dict_pre_hook(self._before_load)
+        module.register_load_state_dict_post_hook(self._after_load)
+
+    # --- what autograd needs ----------------------------------------------------------------------------------
+
+    def backward(
+        self, number: int, gradients: Sequence[torch.Tensor | None], is_kept: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients of the inputs; those of the parameters stay there, and are marked here."""
+        zeroed = self._zeroed()
+        inputs, has = self._mirror.ask(residents.accumulate, number, list(gradients), is_kept, zeroed)
+        parameters = list(self._module.parameters())
+        for at in has:
+            parameters[at].grad = _nothing(parameters[at])
+            self._marked.add(at)
+        return inputs, [None] * sum(each.requires_grad for each in parameters)
+
+    def _zeroed(self) -> list[int]:
+        """Which gradients somebody has thrown away here since they were marked."""
+        parameters = list(self._module.parameters())
+        gone = [at for at in sorted(self._marked) if parameters[at].grad is None]
+        self._marked.difference_update(gone)
+        return gone
+
+    # --- what the optimizer needs (worker/torch_optimizer) ----------------------------------------------------
+
+    def step(self) -> None:
+        with self._mirror.lock:
+            options = [dict(its) for its in group_options(self._optimizer)]
+            self._mirror.ask(residents.update, self._zeroed(), options)
+
+    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        with self._mirror.lock:
+            states = self._mirror.ask(residents.fetch_states)
+        for parameter, state in zip(self._module.parameters(), states, strict=True):
+            if state:
+                optimizer.state[parameter] = state
+        try:
+            told: dict[str, Any] = type(optimizer).__base__.state_dict(optimizer)  # type: ignore[union-attr]
+            return told
+        finally:
+            optimizer.state.clear()
+
+    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
+        with self._mirror.lock:
+            states = [dict(optimizer.state.get(each, {})) for each in self._module.parameters()]
+            self._mirror.ask(residents.put_states, states)
+
+    def before_zeroing(self) -> None:
+        raise UsageError(
+            f"The gradients of this part are on {self._mirror.task}; zero_grad() throws them away, "
+            "zero_grad(set_to_none=False) cannot fill them with zeros."
+        )
+
+    # --- values come and go -----------------------------------------------------------------------------------
+
+    def _values(self) -> list[torch.Tensor]:
+        with self._mirror.lock:
+            values: list[torch.Tensor] = self._mirror.ask(residents.fetch_values)
+        return values
+
+    def _shrink(self) -> None:
+        for parameter in self._module.parameters():
+            parameter.data = _nothing(parameter)
+
+    def _fill_state_dict(self, module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        values = dict(zip(module.parameters(), self._values(), strict=True))
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            state[prefix + name] = values[parameter]
+
+    def _before_load(self, *_: Any) -> None:
+        """Room for what is loaded; what is not in the file stays as it is."""
+        for parameter, value in zip(self._module.parameters(), self._values(), strict=True):
+            parameter.data = value
+
+    def _after_load(self, *_: Any) -> None:
+        with self._mirror.lock:
+            self._mirror.ask(residents.put_values, [each.detach() for each in self._module.parameters()])
+        self._shrink()
+
+
+def _groups(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """The numbers of the module's parameters in each of the optimizer's groups."""
+    if type(optimizer) not in SUPPORTED:
+        names = ", ".join(kind.__name__ for kind in SUPPORTED)
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot run on another task, where it is found by its name: use one of "
+            f"{names}, or leave the optimizer out of place(), and the parameters stay here."
+        )
+    numbers = {parameter: number for number, parameter in enumerate(module.parameters())}
+    given = [list(group["params"]) for group in optimizer.param_groups]
+    strangers = sum(each not in numbers for group in given for each in group)
+    lacking = sum(each.requires_grad for each in numbers) - sum(len(group) for group in given) + strangers
+    if strangers or lacking > 0:
+        raise UsageError(
+            "An optimizer that goes with a part has that part's parameters, all of them and no others: make one for "
+            "each part, such as SGD(part.parameters())."
+        )
+    return [[numbers[each] for each in group] for group in given]
+
+
+def _nothing(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape that takes no room and is visibly no value."""
+    return torch.full((), float("nan"), dtype=like.dtype, device=like.device).expand(like.shape)

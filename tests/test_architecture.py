@@ -50,6 +50,8 @@ PURE = [
     "launchers/restart.py",
     "checkpoint/state.py",
     "checkpoint/manifest.py",
+    "cluster/devices.py",
+    "cluster/pinning.py",
     "checkpoint/tensors.py",
     "checkpoint/compare.py",
     "server/actions.py",

@@ -101,6 +101,29 @@ MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="How often a ta
 LeaseS = Annotated[float, typer.Option("--lease-s", help="Seconds of silence after which a task is out.")]
 StallS = Annotated[
     float | None,
+WorkerDevice = Annotated[
+    str,
+    typer.Option(
+        "--worker-device",
+        metavar="DEVICE,…",
+        help="Where workers compute: /cpu:0; /gpu:0,/gpu:1 in turn; /job:worker/task:1/gpu:0.  [the cards in turn]",
+    ),
+]
+PsDevice = Annotated[
+    str, typer.Option("--ps-device", metavar="DEVICE", help="/gpu:0 leaves GPUs visible to the ps.  [hidden]")
+]
+VirtualGpus = Annotated[
+    int, typer.Option("--virtual-gpus", metavar="N", help="N devices /gpu:i on the cards there are, for studies.")
+]
+SoftPlacement = Annotated[
+    bool, typer.Option("--soft-placement/--no-soft-placement", help="Use the CPU where a GPU is missing.")
+]
+AllowGrowth = Annotated[
+    bool, typer.Option("--allow-growth/--no-allow-growth", help="Take GPU memory as needed, or the share at once.")
+]
+MemoryFraction = Annotated[
+    float | None, typer.Option("--gpu-memory-fraction", metavar="F", help="A worker's share of its card's memory.")
+]
     typer.Option("--stall-s", help="Seconds without progress after which it is out; 0: never.  [max(300, 20 steps)]"),
 ]
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt what travels on tcp.")]
@@ -162,6 +185,12 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(verb)
 
     @functools.wraps(verb)
+    "worker_device": WorkerDevice,
+    "ps_device": PsDevice,
+    "virtual_gpus": VirtualGpus,
+    "soft_placement": SoftPlacement,
+    "allow_growth": AllowGrowth,
+    "gpu_memory_fraction": MemoryFraction,
     def called(**params: object) -> None:
         verb(**{name: params[name] for name in own.parameters})
 

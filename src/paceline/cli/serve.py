@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from paceline.cli import options as o
 from paceline.cli.kv import run_folder
+from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -115,5 +117,7 @@ def as_argv(params: Mapping[str, object]) -> list[str]:
     """
     flags = {name: value for name, value in params.items() if name not in NOT_FOR_DISCOVERY}
     flags["started_workers"] = o.started_workers(params)
-    is_given = {name: value is not None and value is not False and value != "" for name, value in flags.items()}
+    plain = msgspec.structs.asdict(Settings(run_id=""))
+    is_off = {name: value is False and plain.get(name) is not True for name, value in flags.items()}
+    is_given = {name: value is not None and value != "" and not is_off[name] for name, value in flags.items()}
     return [f"--{name}={value}" for name, value in flags.items() if is_given[name]]

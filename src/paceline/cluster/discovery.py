@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.cluster import flags as argv_flags
 from paceline.cluster import sources
+from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.secret import secret_by_hand, secret_from_hex
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
@@ -22,12 +23,13 @@ from paceline.cluster.validate import check
 from paceline.errors import UsageError
 from paceline.transport.security import Secret, keys_dir_of
 
-__all__ = ["Assignment", "discover", "encode_for_child", "secret_by_hand"]
+__all__ = ["CLIENT", "Assignment", "discover", "discover_as", "encode_for_child", "secret_by_hand", "visible_cards"]
 
 TASK_VARIABLE = "PACELINE_TASK"
 SECRET_VARIABLE = "PACELINE_SECRET"
 KEYS_VARIABLE = "PACELINE_KEYS"  # with --tls: the folder of the certificate
 
+CLIENT = Task("client", 0)  # who calls without being a task of the cluster
 _KNOWN_JOBS = ("ps", "worker", "chief", "evaluator")
 _Place = tuple[ClusterSpec, Task, str]
 
@@ -93,6 +95,35 @@ def discover(
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
     return Assignment(spec, task, 0, settings, secret, source)
+
+
+def visible_cards(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES as this process has it now, set outside or by the script; None: it is not set."""
+    return (os.environ if environ is None else environ).get(VISIBLE)
+
+
+def discover_as(
+    cluster: ClusterSpec | Mapping[str, Addresses],
+    job: str | None = None,
+    index: int | None = None,
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Assignment:
+    """What a process knows that says itself who it is in which cluster (paceline.Server); without a job it is a client
+    outside the cluster. Any jobs will do: a cluster that only runs ops needs no ps.
+    """
+    environ = os.environ if environ is None else environ
+    spec = ClusterSpec(cluster)
+    if job is None and index is not None:
+        raise UsageError(f"Task index {index} is of which job? Give job_name too, one of: {', '.join(spec.jobs)}.")
+    task = CLIENT if job is None else _task(spec, job, index)
+    if TASK_VARIABLE in environ:
+        launched = _from_launcher(environ)  # its secret is known to all that were started with it
+        return Assignment(spec, task, launched.incarnation, launched.settings, launched.secret, launched.source)
+    given = argv_flags.read(sys.argv[1:] if argv is None else argv)
+    settings = argv_flags.settings(given, _run_id_by_hand(spec))
+    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
+    return Assignment(spec, task, 0, settings, secret, "cluster argument")
 
 
 def encode_for_child(assignment: Assignment) -> dict[str, str]:

@@ -30,6 +30,8 @@ def read(argv: Sequence[str]) -> dict[str, str]:
 
     >>> read(["--task-index", "1", "train.txt", "--job_name='ps'", "--epochs=3"])
     {'task_index': '1', 'job_name': 'ps'}
+    >>> read(["--no-allow-growth"])
+    {'allow_growth': 'false'}
     """
     given: dict[str, str] = {}
     rest = list(argv)
@@ -39,6 +41,9 @@ def read(argv: Sequence[str]) -> dict[str, str]:
             break
         name, equals, value = token.partition("=")
         name = _flag_name(name)
+        if not equals and name.removeprefix("no_") in _SWITCHES and name not in _KNOWN:
+            given[name.removeprefix("no_")] = "false"
+            continue
         if name not in _KNOWN:
             continue
         if not equals and name in _SWITCHES:

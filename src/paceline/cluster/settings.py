@@ -40,6 +40,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data: str = "shard"
     log_every: int = 0  # 0: a few lines a second; N: every N-th step
     log_device_placement: bool = False
+    worker_device: str = ""  # /gpu:0,/gpu:1 in turn, or /job:worker/task:1/cpu:0; "": a share of the host's cards
+    ps_device: str = ""  # a /gpu:i leaves the cards visible to the ps
+    virtual_gpus: int = 0  # so many /gpu:i on the cards there are; marked in every table
+    soft_placement: bool = True  # a missing GPU becomes the CPU
+    allow_growth: bool = True  # GPU memory is taken as it is needed, else all of the share at once
+    gpu_memory_fraction: float | None = None  # of a card's memory, for each worker
     save_every: str = "10m"  # "none" also leaves out the final checkpoint
     keep: int = 3  # checkpoints that stay; the newest ones
     resume: str = "none"  # auto: from the newest complete checkpoint of the run folder, if any; or a path

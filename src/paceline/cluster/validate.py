@@ -7,7 +7,7 @@ Must never correct a value: it says what would be right.
 import math
 from collections.abc import Collection
 
-from paceline.cluster import chaos, slow
+from paceline.cluster import chaos, pinning, slow
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
@@ -37,6 +37,7 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_mode(settings, len(cluster.workers))
     _check_counts(settings, len(cluster.workers))
     _check_slow(settings.slow, cluster)
+    pinning.check(settings, cluster)
     chaos.check(settings.chaos, settings.lane, cluster)
     check_save_every(settings.save_every)
     if settings.keep < 1:

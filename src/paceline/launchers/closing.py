@@ -79,6 +79,8 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
     lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
     if summary.get("restarts_by_task"):
         lines.append(f"Started again: {restarts(msgspec.convert(summary['restarts_by_task'], dict[str, int]))}")
+    if summary.get("virtual_gpus"):
+        lines.append(f"GPUs are virtual (--virtual-gpus): {summary['virtual_gpus']} devices on the cards there are")
     if summary.get("slow"):
         lines.append(f"Slowed on purpose (--slow): {summary['slow']}")
     if summary.get("chaos"):
@@ -112,7 +114,8 @@ def worker_line(report: WorkerReport) -> str:
     rate = "-" if report.samples_per_s is None else f"{report.samples_per_s:.0f}"
     step_ms = "-" if report.step_ms is None else f"{report.step_ms.median:.2f}"
     discarded = f" ({report.discarded} discarded)" if report.discarded else ""
-    parts = [f"{report.task}  {report.steps} steps{discarded}  {rate} samples/s  step {step_ms} ms"]
+    where = f" on {report.device}" if "gpu" in report.device else ""
+    parts = [f"{report.task}{where}  {report.steps} steps{discarded}  {rate} samples/s  step {step_ms} ms"]
     parts += [metrics(report.metrics)] if report.metrics else []
     parts += ["(did not end properly)"] if report.is_lost else []
     return "  " + "  ".join(parts)

@@ -18,7 +18,7 @@ from paceline.cluster.membership import first_incarnation
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_OK
-from paceline.launchers import closing, keeper
+from paceline.launchers import closing, gpus, keeper
 from paceline.launchers.children import Children
 from paceline.launchers.entry import Program
 from paceline.launchers.notice import tell_lost
@@ -86,7 +86,7 @@ class Crew:
         secret = run.paths.read_secret()
         assignment = Assignment(run.cluster, task, self.incarnation(task), run.settings, secret, "launcher")
         program = None if task.job == "ps" else run.program
-        environ = {**run.environ, **encode_for_child(assignment)}
+        environ = {**run.environ, **gpus.environ_of(task, run.settings), **encode_for_child(assignment)}
         keeper_of = self._keepers.get(task)
         had_memory = keeper_of is not None and bool(keeper_of.names)
         self._begun[task] = Begun(time.monotonic(), size_bytes(log), had_memory)

@@ -187,7 +187,16 @@ def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> t
             now,
         )
     rate = f"{tick.steps_per_s:.1f}"
-    return str(task), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), now
+    return named(task, tick), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), now
+
+
+def named(task: Task, tick: Tick) -> str:
+    """A task's name, with the GPU that it trains on, if any.
+
+    >>> named(Task("worker", 1), Tick(device="/gpu:1 (virtual)")), named(Task("worker", 1), Tick(device="/cpu:0"))
+    ('worker:1 on /gpu:1 (virtual)', 'worker:1')
+    """
+    return f"{task} on {tick.device}" if "gpu" in tick.device else str(task)
 
 
 def worker_text(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> str:
@@ -200,7 +209,7 @@ def worker_text(task: Task, tick: Tick | None, code: int | None, restarts: int =
     """
     if tick is None:
         return f"{task} {phase(None, code)}"
-    parts = [f"{task} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
+    parts = [f"{named(task, tick)} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
     parts += [phase(tick, code)] if code is not None else []
     parts += [restarted(restarts)]
     return "  ".join(part for part in parts if part)

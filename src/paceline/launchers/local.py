@@ -15,12 +15,13 @@ import msgspec
 
 from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
+from paceline.cluster.pinning import CPU
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, descriptors, ports, resuming
+from paceline.launchers import closing, descriptors, gpus, ports, resuming
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.supervisor import Patience, supervise
@@ -86,6 +87,7 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
         jobs[job] = reserved.addresses(wanted) if isinstance(wanted, int) else list(wanted)
     cluster = ClusterSpec(jobs)
     check(request.settings, cluster)
+    gpus.check(request.settings, cluster, gpus.cards())
     descriptors.check(len(cluster.workers))
     if request.settings.tls:
         check_can_make()
@@ -112,6 +114,15 @@ def check_folder(request: Request) -> None:
     if paths.root.is_dir():
         with held(paths):
             pass
+
+
+def is_on(paths: RunPaths) -> bool:
+    """Whether a launcher of this host runs something in this folder now."""
+    try:
+        with held(paths):
+            return False
+    except UsageError:
+        return True
 
 
 @contextmanager
@@ -149,8 +160,9 @@ def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
             request.program, request.ps, request.workers, request.settings, closing.shown(paths.root)
         ),
     )
+    devices = {**dict.fromkeys(cluster.ps, CPU), **gpus.divided(settings, cluster, gpus.cards())}
     task = {"host": os.uname().nodename, "threads": made.threads}
-    tasks = {str(each): task for each in [*cluster.ps, *cluster.workers]}
+    tasks = {str(each): {**task, "device": str(device.filled(each))} for each, device in devices.items()}
     how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
     write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
@@ -193,11 +205,12 @@ def announce(run: Run) -> None:
 
 
 def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list[str]:
-    """What is unusual about this run: that others may join, that somebody is slowed down on purpose."""
+    """What is unusual about this run: that others may join, GPUs, that somebody is slowed down on purpose."""
     said = []
     started, room = len(cluster.workers[: settings.started_workers]), len(cluster.workers)
     if started < room:
         said.append(f"{started} of {room} workers are started here; one more: paceline serve --join {folder}")
+    said += gpus.told(settings, cluster, gpus.cards())
     if settings.slow:
         said.append(f"Slowed on purpose (--slow): {settings.slow}")
     if settings.chaos:

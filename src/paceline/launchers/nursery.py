@@ -22,6 +22,7 @@ VARIABLE = "PACELINE_NURSERY"  # 0: start every task by exec
 BIRTH_S = 60.0  # the first one includes the import of torch
 LOOK_S = 0.1
 END_S = 5.0
+NO_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"  # an import that asks whether there is CUDA must not start the driver
 ROOM = "." * 200  # of its command line, for the names of tasks
 PS_NEEDS = ["paceline.launchers.task", "paceline.launchers.serving"]
 WORKER_NEEDS = ["paceline.launchers.task", "paceline.worker.preparation", "paceline.worker.torch", "torch._dynamo"]
@@ -71,7 +72,7 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=dict(environ),
+                env={**environ, NO_DRIVER: "1"},
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
             )

@@ -44,7 +44,9 @@ def flags(settings: Settings) -> Sequence[str]:
         if name in OWN or value == plain[name]:
             continue
         flag = "--" + name.replace("_", "-")
-        words += [flag] if value is True else [flag, str(value)]
+        if value is False:
+            flag = "--no-" + flag.removeprefix("--")
+        words += [flag] if isinstance(value, bool) else [flag, str(value)]
     if settings.min_workers != (settings.started_workers or 1):
         words += ["--min-workers", str(settings.min_workers)]
     return words

@@ -33,6 +33,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float = 0.0
     metrics: Metrics = {}
     phase: str = ""
+    device: str = ""  # /gpu:1 (virtual), say
 
     version: int = 0
     updates_per_s: float = 0.0
@@ -69,6 +70,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     ended_at_s: float | None = None
     metrics: Metrics = {}
+    device: str = ""  # what it trained on: /cpu:0, or /gpu:1 (virtual)
     is_lost: bool = msgspec.field(default=False, name="lost")
 
 

@@ -44,6 +44,7 @@ def build(
         "mode_spec": str(settings.mode_spec),
         "modes": [msgspec.to_builtins(change) for change in first.modes],
         **({"slow": settings.slow} if settings.slow else {}),
+        **({"virtual_gpus": settings.virtual_gpus} if settings.virtual_gpus else {}),
         "cluster": {**cluster.as_dict(), "num_ps": len(ps), "num_workers": len(cluster.workers)},
         "global_step": first.global_step,
         "wall_s": wall_s,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from paceline.checkpoint.read import Loaded, load_newest
-from paceline.cluster.discovery import Assignment
+from paceline.cluster.discovery import Assignment, visible_cards
 from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
 from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
@@ -51,6 +51,7 @@ class Context:
         self._assignment = assignment
         self._say = out
         self._trainee: Any = None
+        self._pin: Any = None
         self._evaluator: Any = None
         self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
         self._is_closed = False
@@ -107,10 +108,17 @@ class Context:
 
     @property
     def device(self) -> Any:
-        """Where this task is to compute: the CPU, until a launcher pins devices. prepare() moves nothing there."""
-        import torch
+        """Where this task is to compute, for torch: its share of the host's cards, what --worker-device says, or the
+        CPU. prepare() moves nothing there."""
+        return self.pin().torch_device
 
-        return torch.device("cpu")
+    def pin(self) -> Any:
+        """This task's own device; found once, by init where torch is imported already."""
+        if self._pin is None:
+            from paceline.worker.torch_devices import pin
+
+            self._pin = pin(self._assignment, self._say, visible_cards())
+        return self._pin
 
     @property
     def global_step(self) -> int:
@@ -174,8 +182,8 @@ class Context:
         trainee.own_weight = self._weight
         self._samples = batch_size
         settings = self._require_cluster().settings
-        if settings.log_device_placement and self.is_chief:
-            for line in table(trainee.layout, trainee.plan):
+        if settings.log_device_placement:
+            for line in self._placement(trainee):
                 self._say(line)
         if self.is_chief and settings.run_dir is None:
             self._say("Nothing will be saved: start the chief with --run-dir to keep the model")
@@ -186,7 +194,15 @@ class Context:
         self._follow_progress(trainee)
         if self._rewinder is not None:
             self._rewinder.has_trained = True
-        self._reporter.begin(trainee, trainee.client.waited_s)
+        self._reporter.begin(trainee, trainee.client.waited_s, self.pin().name_of(trainee.device))
+
+    def _placement(self, trainee: Any) -> list[str]:
+        """The lines of --log-device-placement: this task's devices; the chief also tells where every variable is."""
+        from paceline.worker.torch_devices import mapping_lines
+
+        task = self._require_cluster().task
+        own = f"Worker {self.worker_index} computes on {self.pin().name_of(trainee.device)}"
+        return [*mapping_lines(task), own, *(table(trainee.layout, trainee.plan) if self.is_chief else ())]
 
     def stand_by(self, trainee: Any) -> None:
         """Called by prepare before this worker joins: a ps may have lost its memory by then."""

@@ -37,6 +37,8 @@ class Reporter:
         self._task = str(assignment.task) if assignment else ""
         self._log_every = assignment.settings.log_every if assignment else 0
         self._next_line_s = 0.0
+        self._told_step = 0  # the last one that had a line
+        self._device = ""
         self._metrics: dict[str, float] = {}
         self._stop = threading.Event()
         self._began_s = time.monotonic()
@@ -49,8 +51,9 @@ class Reporter:
         if assignment is not None:
             self.sink.event("start", task=self._task, incarnation=assignment.incarnation)
 
-    def begin(self, stepping: Stepping, waited_s: float) -> None:
-        """Training begins now."""
+    def begin(self, stepping: Stepping, waited_s: float, device: str = "") -> None:
+        """Training begins now, on this device."""
+        self._device = device
         self._trained_from_s = time.time()
         self.clock.waited(waited_s)
         self._say(lines.begins_line(self._trained_from_s))
@@ -91,6 +94,7 @@ class Reporter:
         self.stop()
         if self._events is not None:
             self._events.close()
+        report = msgspec.structs.replace(report, device=self._device)
         self.sink.close()
 
     def _tick(self, stepping: Stepping) -> None:
@@ -109,3 +113,4 @@ class Reporter:
             metrics=dict(self._metrics),
             phase="train",
         )
+            device=self._device,

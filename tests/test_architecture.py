@@ -25,33 +25,38 @@ ARROWS: dict[str, set[str]] = {
     "worker": {
         "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint",
     },
+    "ingraph": {
+        "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "worker",
+    },
+    "tf1": {"ingraph"},  # TensorFlow's names under a short one
     "datasets": {"errors"},
     "models": {"errors"},
     "launchers": {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "server",
-        "worker", "datasets", "models", "",
+        "worker", "ingraph", "datasets", "models", "",
     },
     "lab": {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
-        "datasets", "models", "launchers", "",
+        "ingraph", "datasets", "models", "launchers", "",
     },
     "cli": {
         "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
         "datasets", "models", "",
     },
-    "": {"version", "cluster", "errors", "launchers", "worker", "cli"},  # the package itself: its public names
+    "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package itself: its public names
 }  # fmt: skip
 
 PURE = [
     "modes",
     "cluster/membership.py",
     "cluster/chaos.py",
-    "checkpoint/policy.py",
-    "launchers/restart.py",
-    "checkpoint/state.py",
-    "checkpoint/manifest.py",
     "cluster/devices.py",
     "cluster/pinning.py",
+    "checkpoint/policy.py",
+    "launchers/restart.py",
+    "launchers/emit.py",
+    "checkpoint/state.py",
+    "checkpoint/manifest.py",
     "checkpoint/tensors.py",
     "checkpoint/compare.py",
     "server/actions.py",
@@ -60,6 +65,8 @@ PURE = [
     "server/state.py",
     "server/rounds.py",
     "server/budget.py",
+    "ingraph/schedule.py",
+    "ingraph/partition.py",
     "telemetry/staleness.py",
     "telemetry/verify.py",
     "telemetry/verify_ps.py",
@@ -86,7 +93,7 @@ DOORS: dict[str, tuple[str, ...]] = {
               "server/undo.py", "worker/torch", "worker/preparation.py",
               "worker/data.py",
               "worker/context.py", "worker/evaluator.py",
-              "views.py", "models/", "lab/", "launchers/demos/"),
+              "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
     "ctypes": ("launchers/kernel.py",),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")

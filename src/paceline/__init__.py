@@ -11,6 +11,15 @@ from paceline.version import VERSION as __version__
 if TYPE_CHECKING:
     from paceline.cluster.spec import ClusterSpec
     from paceline.errors import PacelineError
+    from paceline.ingraph.config import ConfigProto
+    from paceline.ingraph.graph import Graph
+    from paceline.ingraph.neighbours import connect
+    from paceline.ingraph.op import op
+    from paceline.ingraph.place import place
+    from paceline.ingraph.scope import device
+    from paceline.ingraph.server import Server
+    from paceline.ingraph.session import Session
+    from paceline.ingraph.towers import towers
     from paceline.launchers.task import init
     from paceline.launchers.threads import launch
     from paceline.worker.context import Context
@@ -18,14 +27,26 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "ClusterSpec": "paceline.cluster.spec",
+    "ConfigProto": "paceline.ingraph.config",
     "Context": "paceline.worker.context",
+    "Graph": "paceline.ingraph.graph",
     "PacelineError": "paceline.errors",
+    "Server": "paceline.ingraph.server",
+    "Session": "paceline.ingraph.session",
+    "connect": "paceline.ingraph.neighbours",
+    "device": "paceline.ingraph.scope",
     "init": "paceline.launchers.task",
     "launch": "paceline.launchers.threads",
     "load_checkpoint": "paceline.worker.torch_checkpoint",
+    "op": "paceline.ingraph.op",
+    "place": "paceline.ingraph.place",
+    "towers": "paceline.ingraph.towers",
 }
 
-__all__ = ["ClusterSpec", "Context", "PacelineError", "__version__", "init", "launch", "load_checkpoint"]
+__all__ = [
+    "ClusterSpec", "ConfigProto", "Context", "Graph", "PacelineError", "Server", "Session", "__version__", "connect",
+    "device", "init", "launch", "load_checkpoint", "op", "place", "towers",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -258,6 +258,7 @@ MAY = {
     Role.READER: READS,
     Role.OPERATOR: {*READS, m.SwitchMode},
     Role.LAUNCHER: {m.AskStatus, m.Describe, m.Lost},
+    Role.CLIENT: set(),
 }
 
 

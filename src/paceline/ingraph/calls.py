@@ -17,6 +17,7 @@ from paceline.ingraph.hardware import run_on
 from paceline.ingraph.neighbours import Neighbours, serving
 from paceline.ingraph.op import find
 from paceline.ingraph.remote import receive
+from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
 from paceline.transport.security import Role
 from paceline.wire import ops
@@ -49,7 +50,7 @@ class Calls:
                 value = None  # an op's arguments are not kept until the next call
                 channel.send(Kind.COLD, tail=ops.encode(answer), bulk=bulk)
 
-    def _answer(self, call: ops.Call, value: Any) -> "tuple[ops.Returned | ops.Raised, list[values.Buffer]]":
+    def _answer(self, call: ops.Call, value: Any) -> tuple[ops.Returned | ops.Raised, list[Buffer]]:
         try:
             result = self._run(call, value)
             try:

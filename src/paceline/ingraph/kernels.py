@@ -4,6 +4,7 @@ Registered in every process that serves ops or runs a session, under TensorFlow'
 """
 
 import operator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -51,7 +52,7 @@ def item(value: Any, key: int | str) -> Any:
     return value[key]
 
 
-NAMES = {
+NAMES: dict[str, Callable[..., Any]] = {
     "Const": const,
     "MatMul": matmul,
     "Add": add,
@@ -62,4 +63,4 @@ NAMES = {
     "Identity": identity,
     "Item": item,
 }
-KERNELS = {kind: register(Op(fn, kind=kind)) for kind, fn in NAMES.items()}
+KERNELS: dict[str, Op[..., Any]] = {kind: register(Op(fn, kind=kind)) for kind, fn in NAMES.items()}

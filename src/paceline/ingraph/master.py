@@ -5,6 +5,8 @@ Its verbs are called by ingraph/session, from this process or another. The way o
 1. decide, purely, what runs where (ingraph/partition); a refusal comes before anything runs,
 2. give every task its parts, all at the same time, this task too,
 3. wait for all; when one fails, or its task dies, abort the others, and tell the first cause.
+
+Must never wait for an op after the step has failed: nobody can end one that runs.
 """
 
 import itertools
@@ -24,6 +26,7 @@ from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
 from paceline.worker import torch_devices
 
+GRACE_S = 5.0  # after an error: an op that takes longer is left to itself, and its value to nobody
 MAX_SESSIONS = 256  # of clients that never said good-bye; the one that was used longest ago is forgotten
 
 
@@ -93,7 +96,7 @@ class Master:
         if is_announced:
             text = f" {options.text}" if options.text else ""
             self._say(f"Start master session {name} with config:{text}")
-        if options.is_logged:
+        if self._is_logged(options):
             for line in torch_devices.mapping_lines(self._neighbours.task):
                 self._say(line)
         return name
@@ -116,6 +119,10 @@ class Master:
     def close(self, session: str) -> None:
         with self._lock:
             self._sessions.pop(session, None)
+
+    def _is_logged(self, options: Options) -> bool:
+        """Asked for by the session, or for this task as a whole."""
+        return options.is_logged or self._neighbours.is_logged
 
     def _open(self, options: dict[str, Any]) -> str:
         return self.open(msgspec.convert(options, Options))
@@ -171,7 +178,7 @@ class Master:
             if line not in of.said:
                 of.said.add(line)
                 self._say(line)
-        if of.options.is_logged:
+        if self._is_logged(of.options):
             for name in order:
                 if name not in of.logged:
                     of.logged.add(name)
@@ -216,30 +223,34 @@ def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) ->
     )
 
 
-def _together(actions: "Mapping[Task, Callable[[], Any]]", on_error: Callable[[Exception], None]) -> dict[Task, Any]:
-    """All at the same time, the last one in this thread; the first error that is a cause is raised in the end."""
+def _together(actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[Exception], None]) -> dict[Task, Any]:
+    """All at the same time. The first error is told to `on_error` at once; when the others have ended too, or GRACE_S
+    later, the first one that is a cause is raised."""
     results: dict[Task, Any] = {}
     errors: list[Exception] = []
-    lock = threading.Lock()
+    news = threading.Condition()
 
-    def act(task: Task) -> None:
+    def act(task: Task, action: Callable[[], Any]) -> None:
         try:
-            results[task] = actions[task]()
+            result = action()
         except Exception as error:
-            with lock:
+            with news:
                 errors.append(error)
                 is_first = len(errors) == 1
+                news.notify()
             if is_first:
                 on_error(error)
+        else:
+            with news:
+                results[task] = result
+                news.notify()
 
-    *others, mine = [*actions] or [None]
-    threads = [threading.Thread(target=act, args=(task,), name=f"step {task}", daemon=True) for task in others]
-    for thread in threads:
-        thread.start()
-    if mine is not None:
-        act(mine)
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
+    for task, action in actions.items():
+        threading.Thread(target=act, args=(task, action), name=f"step {task}", daemon=True).start()
+    with news:
+        while not errors and len(results) < len(actions):
+            news.wait()
+        if errors:
+            news.wait_for(lambda: len(errors) + len(results) == len(actions), GRACE_S)
+            raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
     return results

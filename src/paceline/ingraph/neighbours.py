@@ -29,6 +29,8 @@ class Neighbours:
     def __init__(self, assignment: Assignment, is_serving: bool = False) -> None:
         self.assignment = assignment
         self.is_serving = is_serving  # then what is meant for this very task needs no connection
+        self.is_logged = assignment.settings.log_device_placement
+        self._logged: set[str] = set()
         self._remotes: dict[Task, Remote] = {}
         self._lock = threading.Lock()
 
@@ -62,6 +64,8 @@ class Neighbours:
         if device.job is None and device.task is None:
             return run_here(device, op, args, kwargs)
         task = self.task_of(device)
+        if self.is_logged:
+            self._log(f"{op.kind}: ({op.kind}): {device.filled(task)}")
         if task == self.task and self.is_serving:
             return run_here(device, op, args, kwargs)
         return self.remote(task).call(op.name, args, kwargs, str(device.hardware))
@@ -76,6 +80,14 @@ class Neighbours:
         assert task is not None
         return task
 
+    def _log(self, line: str) -> None:
+        """Where an op went, once."""
+        with self._lock:
+            is_new = line not in self._logged
+            self._logged.add(line)
+        if is_new:
+            say(line)
+
     def close(self) -> None:
         with self._lock:
             remotes, self._remotes = list(self._remotes.values()), {}
@@ -86,9 +98,7 @@ class Neighbours:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if _latest and _latest[-1] is self:
-            _latest.pop()
-        self.close()
+        leave(self)
 
 
 def remote_to(assignment: Assignment, name: str, address: str) -> Remote:

@@ -13,6 +13,7 @@ from paceline.cluster.devices import Device
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.ingraph import scope
+from paceline.ingraph.graph import graph_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,8 +31,6 @@ class Op(Generic[P, R]):
         self.kind = kind or fn.__name__  # what its nodes are called in a graph
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        from paceline.ingraph.graph import graph_for
-
         graph = graph_for(args, kwargs)
         if graph is not None:
             return graph.add(self.kind, self.name, args, kwargs)  # type: ignore[return-value]

@@ -48,10 +48,20 @@ class Remote:
         self._idle: list[Channel] = []
         self._is_closed = False
 
-    def call(self, op: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, device: str = "") -> Any:
-        """Run an op there and return what it returns; what it raises is raised here as RemoteOpError."""
+    def call(
+        self,
+        op: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        device: str = "",
+        wait_s: float | None = None,
+    ) -> Any:
+        """Run an op there and return what it returns; what it raises is raised here as RemoteOpError.
+
+        `wait_s`: how long to wait for a task that is not there; None: as long as this process waits for anybody.
+        """
         description, buffers = values.pack((list(args), dict(kwargs or {})))
-        channel = self._take()
+        channel = self._take(self._wait_s if wait_s is None else wait_s)
         try:
             call = ops.Call(op, len(description), device)
             channel.send(Kind.COLD, tail=ops.encode(call), bulk=values.bulk(description, buffers))

@@ -13,10 +13,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from paceline.cluster.discovery import Assignment, discover, discover_as
 from paceline.cluster.secret import check_address
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, UsageError
+from paceline.ingraph import copies, residents
 from paceline.ingraph.calls import Calls
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.master import Master
@@ -25,6 +28,9 @@ from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import ALIVE
 from paceline.params.arena import has_shared_memory
 from paceline.telemetry import lines
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.records import WorkerReport
+from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.base import split
 from paceline.transport.reception import Reception
@@ -33,6 +39,7 @@ from paceline.transport.tls import check_keys
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 
+assert copies.tower and residents.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
 LOCALHOST = "localhost"
 
@@ -64,6 +71,7 @@ class Server:
         if config is not None:
             torch_devices.serve_all(config.gpu_use(), say)
         self.neighbours = Neighbours(self._assignment, is_serving=True)
+        self.neighbours.is_logged |= self._config.log_device_placement
         self._over = threading.Event()
         self._is_started = False
         self._parts = Parts(self.neighbours)
@@ -150,13 +158,22 @@ class Server:
 
 
 def finish(is_ok: bool) -> None:
-    """After a script that was launched: when its client is done, the tasks that only join are done too."""
+    """After a script that was launched: when the chief is done as a client, the tasks that only join are done too."""
     for server in list(_servers):
-        assignment = server._assignment
-        workers = assignment.cluster.workers
-        if is_ok and assignment.source == "launcher" and workers and server.task == workers[0]:
-            server.stop_others()
+        if is_ok and server._assignment.source == "launcher" and server.task in server.cluster.workers:
+            _report(server._assignment)
+            if server.task == server.cluster.chief:
+                server.stop_others()
         server.stop()
+
+
+def _report(assignment: Assignment) -> None:
+    """A worker that served ops has done its part, though it trained nothing: the summary is not to call it lost."""
+    run_dir = assignment.settings.run_dir
+    if run_dir is not None:
+        report = WorkerReport(index=assignment.cluster.worker_index(assignment.task))
+        path = RunPaths(run_dir).telemetry(assignment.task)
+        append(path, "report", task=str(assignment.task), report=msgspec.to_builtins(report))
 
 
 def _assignment(

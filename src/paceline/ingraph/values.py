@@ -35,6 +35,10 @@ class Ref(msgspec.Struct, frozen=True, tag="ref", array_like=True):
     node: str
 
 
+class _Bytes(msgspec.Struct, frozen=True, tag="bytes", array_like=True):
+    value: bytes
+
+
 class _Tensor(msgspec.Struct, frozen=True, tag="tensor", array_like=True):
     """`order`: its dimensions from the outermost in memory to the innermost."""
 
@@ -64,7 +68,7 @@ class _Dict(msgspec.Struct, frozen=True, tag="dict", array_like=True):
     items: "list[_Item]"
 
 
-_Item = None | bool | int | float | str | bytes | Ref | _Tensor | _Array | _List | _Tuple | _Dict
+_Item = None | bool | int | float | str | _Bytes | Ref | _Tensor | _Array | _List | _Tuple | _Dict
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: "msgspec.msgpack.Decoder[_Item]" = msgspec.msgpack.Decoder(_Item)
 
@@ -143,8 +147,10 @@ class _Packer:
     def item(self, value: object, depth: int) -> _Item:
         if depth > MAX_DEPTH:
             raise UsageError(f"A value nested more than {MAX_DEPTH} deep, or in itself, cannot travel to another task.")
-        if value is None or type(value) in (bool, float, str, bytes) or isinstance(value, Ref):
+        if value is None or type(value) in (bool, float, str) or isinstance(value, Ref):
             return value  # type: ignore[return-value]
+        if type(value) is bytes:
+            return _Bytes(value)
         if type(value) is int:
             if not -(1 << 63) <= value < 1 << 64:
                 raise UsageError("A whole number of more than 64 bits cannot travel to another task; send it as text.")
@@ -171,7 +177,7 @@ class _Packer:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _TENSOR_NAMES:
             raise _refusal(f"a tensor of layout {tensor.layout} and type {tensor.dtype} on {tensor.device}")
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        order = sorted(range(plain.dim()), key=lambda dim: (-plain.stride(dim), dim))
+        order = sorted(range(plain.dim()), key=lambda dim: (-plain.stride()[dim], dim))
         if not plain.permute(order).is_contiguous():
             order, plain = list(range(plain.dim())), plain.contiguous()
         flat = plain.permute(order).reshape(-1)
@@ -185,7 +191,7 @@ class _Packer:
         if not _ARRAY_DTYPE.fullmatch(array.dtype.str):
             raise _refusal(f"an array of type {array.dtype}")
         flat = np.ascontiguousarray(array).reshape(-1)
-        memory = memoryview(flat.view(np.uint8)) if flat.nbytes else memoryview(b"")
+        memory = memoryview(flat.view(np.uint8)) if flat.nbytes else memoryview(b"")  # type: ignore[arg-type]
         return _Array(array.dtype.str, list(array.shape), self._add(memory), isinstance(value, np.generic))
 
     def _add(self, memory: memoryview) -> int:
@@ -203,6 +209,8 @@ def _value(item: _Item, block: memoryview) -> Any:
         return tuple(_value(each, block) for each in item.items)
     if isinstance(item, _Dict):
         return {key: _value(each, block) for key, each in zip(item.keys, item.items, strict=True)}
+    if isinstance(item, _Bytes):
+        return item.value
     if isinstance(item, _Tensor):
         return _tensor(item, block)
     if isinstance(item, _Array):

@@ -6,26 +6,27 @@ Called by paceline.init in a script, by launchers/entry and by launchers/threads
 import atexit
 import errno
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
-from paceline.errors import PacelineError, UsageError
-from paceline.launchers.entry import THREADS, TOLD_BY_MESSAGE, loaded_with
+from paceline.errors import UsageError
+from paceline.launchers.entry import THREADS, loaded_with
+from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.ports import by_whom
 from paceline.telemetry import lines
+from paceline.transport import held
 from paceline.transport.base import split
 from paceline.worker.context import Context, flush_line
+from paceline.worker.exits import let_errors_set_the_exit_code
 
 _here = threading.local()  # launchers/threads puts a thread's own assignment here
 _contexts: list[Context] = []
@@ -53,7 +54,7 @@ def init(
     """
     given = getattr(_here, "assignment", None)
     if given is None:
-        _let_errors_set_the_exit_code()
+        let_errors_set_the_exit_code()
     argv = sys.argv[1:] if mode is None else [f"--mode={mode}", *sys.argv[1:]]  # the last one counts
     assignment: Assignment | None = given or discover(cluster=cluster, flags=flags, argv=argv)
     if assignment is None:
@@ -75,6 +76,8 @@ def init(
         )
     _reserve(assignment)
     context = Context(assignment, flush_line)
+    if "torch" in sys.modules:
+        context.pin()  # from here on plain "cuda" means this worker's own card
     _contexts.append(context)
     atexit.register(_close_at_exit)
     return context
@@ -121,12 +124,16 @@ def serve_ps(assignment: Assignment) -> None:
     """Be a ps until every worker has closed or is gone for good."""
     from paceline.launchers.serving import serve
 
+    os.environ.update(environ_of(assignment.task, assignment.settings))  # a ps needs no GPU
     announce(assignment)
     serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
 
 
 def finish(is_ok: bool, is_interrupted: bool = False) -> None:
     """After the script: close what it left open. After a failure without a word, so that the ps sees a death."""
+    servers = sys.modules.get("paceline.ingraph.server")
+    if servers is not None:
+        servers.finish(is_ok)
     while _contexts:
         _contexts.pop().close(is_ok, is_interrupted)
 
@@ -148,22 +155,6 @@ def _close_at_exit() -> None:
         finish(error is None)
 
 
-def _let_errors_set_the_exit_code() -> None:
-    """In a script started directly: a UsageError is one sentence, and our errors end it with their own exit codes."""
-    if sys.excepthook is not sys.__excepthook__:
-        return  # somebody else's, or ours
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, TOLD_BY_MESSAGE):
-            print(lines.error_line(error), file=sys.stderr)
-        else:
-            sys.__excepthook__(kind, error, trace)
-        if isinstance(error, PacelineError):
-            raise SystemExit(error.exit_code)
-
-    sys.excepthook = hook
-
-
 def _quiet(line: str) -> None:
     """Threads of one process share its output, so their lines go nowhere."""
 
@@ -172,7 +163,7 @@ def _reserve(assignment: Assignment) -> None:
     if assignment.task.job in assignment.cluster.jobs:
         hold(assignment.cluster, assignment.task)
         address = assignment.cluster.address(assignment.task)
-        if address in _held:
+        if held.is_held(address):
             flush_line(lines.started_line(address))
 
 
@@ -182,19 +173,9 @@ def hold(cluster: ClusterSpec, task: Task) -> None:
     Nothing happens when this process holds it already.
     """
     address = cluster.address(task)
-    if address in _held:
-        return
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind(split(address))
-        sock.listen(1)
+        held.hold(address)
     except OSError as error:
-        sock.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"{address} of {task} is in use{by_whom(split(address)[1])}") from error
         return  # not an address of this host: behind NAT, say. Nobody needs to reach a worker
-    _held[address] = sock
-
-
-_held: dict[str, socket.socket] = {}

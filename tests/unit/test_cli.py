@@ -40,6 +40,8 @@ VERBS = [
     ["serve"],
     ["demo"],
     ["kv"],
+    ["emit"],
+    ["emit", "docker"],
     ["kv", "ls"],
     ["kv", "get"],
     ["chaos"],

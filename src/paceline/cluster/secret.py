@@ -22,6 +22,7 @@ __all__ = [
     "check_address",
     "is_loopback",
     "new_keys",
+    "own_path",
     "secret_beside_certificate",
     "secret_by_hand",
     "secret_from_hex",
@@ -39,7 +40,7 @@ def secret_by_hand(
         if secret_file is not None:
             raise UsageError("--insecure means that there is no secret, and --secret_file names one; leave one out.")
         return Secret(INSECURE)
-    path = Path(secret_file) if secret_file is not None else _own_path(environ)
+    path = Path(secret_file) if secret_file is not None else own_path(environ)
     if secret_file is None and not os.path.exists(path):
         _make(path)
     secret = _read(path)
@@ -103,7 +104,8 @@ def secret_from_hex(text: str) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
-def _own_path(environ: Mapping[str, str]) -> Path:
+def own_path(environ: Mapping[str, str]) -> Path:
+    """Return where the user's own secret lies, or will."""
     config = environ.get("XDG_CONFIG_HOME", "")
     if os.path.isabs(config):  # the XDG rules: a relative path is ignored
         return Path(config) / "paceline" / "secret"

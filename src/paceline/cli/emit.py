@@ -1,0 +1,131 @@
+"""HOW is the same cluster started in containers? `paceline emit docker|compose`, with the flags of `run`.
+
+Called by cli/main. Prints text and starts nothing; of this machine it looks only at paths and at the user's secret.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.run import hosts_or_count
+from paceline.cluster.secret import own_path, secret_by_hand
+from paceline.cluster.spec import ClusterSpec
+from paceline.cluster.validate import check
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.launchers.emit import Shipment
+
+FIRST_PORT = 2222
+OURS_FIRST = {"allow_interspersed_args": False}  # parsing ends at SCRIPT: the rest is the script's
+
+app = typer.Typer(help="Print what starts the same cluster in containers.", no_args_is_help=True)
+Image = Annotated[str, typer.Option("--image", help="The image that tasks run in; deploy/Dockerfile makes it.")]
+Code = Annotated[
+    str | None, typer.Option("--code", metavar="DIR", help="The folder that tasks see.  [SCRIPT's; with -m: this one]")
+]
+Gpus = Annotated[str, typer.Option("--gpus", help="What workers see of the host's GPUs: all, 2, device=0,1.  [none]")]
+SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all tasks share.  [the user's own]")]
+
+
+@app.command("docker", context_settings=OURS_FIRST)
+@o.with_settings
+def docker(
+    ctx: typer.Context,
+    script: o.Script,
+    args: o.ScriptArgs = None,
+    ps: o.Ps = None,
+    workers: o.Workers = None,
+    ps_hosts: o.PsHosts = None,
+    worker_hosts: o.WorkerHosts = None,
+    run_dir: o.RunDir = None,
+    secret_file: SecretFile = None,
+    image: Image = "paceline:latest",
+    code: Code = None,
+    gpus: Gpus = "",
+    module: o.Module = False,
+) -> None:
+    """Print a `docker run` line for every task."""
+    from paceline.launchers import emit
+
+    show(ctx, emit.docker)
+
+
+@app.command("compose", context_settings=OURS_FIRST)
+@o.with_settings
+def compose(
+    ctx: typer.Context,
+    script: o.Script,
+    args: o.ScriptArgs = None,
+    ps: o.Ps = None,
+    workers: o.Workers = None,
+    ps_hosts: o.PsHosts = None,
+    worker_hosts: o.WorkerHosts = None,
+    run_dir: o.RunDir = None,
+    secret_file: SecretFile = None,
+    image: Image = "paceline:latest",
+    code: Code = None,
+    gpus: Gpus = "",
+    module: o.Module = False,
+) -> None:
+    """Print a file for `docker compose up`."""
+    from paceline.launchers import emit
+
+    show(ctx, emit.compose)
+
+
+def show(ctx: typer.Context, form: "Callable[[Shipment], str]") -> None:
+    """Print what the flags describe in one of the forms."""
+    typer.echo(form(shipment(ctx)))
+
+
+def shipment(ctx: typer.Context) -> "Shipment":
+    """What the flags describe, checked as `run` would check it."""
+    from paceline.launchers.emit import Shipment, check_gpus
+    from paceline.launchers.entry import Program, check_program
+
+    params = ctx.params
+    script, is_module = str(params["script"]), bool(params["module"])
+    program = Program(script=script, args=tuple(params["args"] or ()), is_module=is_module)
+    check_program(program)
+    check_gpus(params["gpus"])
+    settings = o.settings(params)
+    cluster = cluster_of(params)
+    check(settings, cluster)
+    code = Path(params["code"] or (os.getcwd() if is_module else Path(script).parent)).absolute()
+    absolute = program if is_module else Program(script=str(Path(script).absolute()), args=program.args)
+    secret = None
+    if not settings.insecure:
+        secret_by_hand(params["secret_file"], os.environ, settings.tls)  # made now: docker would make a folder of it
+        secret = str(Path(params["secret_file"] or own_path(os.environ)).absolute())
+    return Shipment(
+        program=absolute,
+        cluster=cluster,
+        settings=settings,
+        image=params["image"],
+        code=str(code),
+        results=str(Path(params["run_dir"] or "result").absolute()),
+        secret_file=secret,
+        gpus=params["gpus"],
+        is_one_host=not params["ps_hosts"] and not params["worker_hosts"],
+    )
+
+
+def cluster_of(params: dict[str, object]) -> ClusterSpec:
+    """At the addresses given; without any all tasks are on this machine, from port 2222 on."""
+    if bool(params["ps_hosts"]) != bool(params["worker_hosts"]):
+        raise UsageError("Give both --ps_hosts and --worker_hosts, or neither: then all tasks are on one machine.")
+    ps = hosts_or_count("ps", params, default=1)
+    workers = hosts_or_count("workers", {**params, "workers": o.num_workers(params)}, default=2)
+    port, jobs = FIRST_PORT, {}
+    for job, wanted in (("ps", ps), ("worker", workers)):
+        if isinstance(wanted, int):
+            jobs[job] = [f"127.0.0.1:{port + number}" for number in range(wanted)]
+            port += wanted
+        else:
+            jobs[job] = list(wanted)
+    return ClusterSpec(jobs)

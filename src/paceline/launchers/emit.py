@@ -1,0 +1,212 @@
+"""WHICH commands start this cluster in containers? `docker run`, a line a task, or a file for Docker Compose.
+
+Called by `paceline emit`. Pure: text out. Every container runs the command that one would type by hand, with the code,
+the results and the secret at the same paths as outside; so the very same commands also work without containers.
+Must never start anything, and must never write a secret into the text.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task, split_address
+from paceline.errors import UsageError
+from paceline.launchers.entry import Program
+from paceline.launchers.resuming import flags
+
+PLAIN = Settings(run_id="")
+
+
+class Shipment(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to run in containers, and what they need from their hosts."""
+
+    program: Program  # its script's path is absolute
+    cluster: ClusterSpec
+    settings: Settings
+    image: str
+    code: str  # the folder with the script
+    results: str  # the run folder
+    secret_file: str | None  # None: --insecure
+    gpus: str = ""  # what the workers' containers see: all, device=0, …; none for a ps
+    is_one_host: bool = False  # all tasks on this machine: they share its network
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    """One task's container."""
+
+    task: Task
+    host: str
+    port: int
+    command: tuple[str, ...]
+    mounts: tuple[str, ...]
+    gpus: str
+    is_later: bool = False  # of an elastic cluster: one that need not be there at the start
+
+    @property
+    def name(self) -> str:
+        """What it is called: ps-0, as its log would be."""
+        return f"{self.task.job}-{self.task.index}"
+
+
+def containers(shipment: Shipment) -> list[Container]:
+    """One for every task: the ps first, as a reader expects it; any order works."""
+    made = []
+    started = shipment.cluster.workers[: shipment.settings.started_workers]
+    for task in [*shipment.cluster.ps, *shipment.cluster.workers]:
+        host, port = split_address(shipment.cluster.address(task))
+        made.append(
+            Container(
+                task=task,
+                host=host,
+                port=port,
+                command=tuple(command(shipment, task)),
+                mounts=tuple(mounts(shipment)),
+                gpus="" if task.job == "ps" else shipment.gpus,
+                is_later=task.job != "ps" and task not in started,
+            )
+        )
+    return made
+
+
+def command(shipment: Shipment, task: Task) -> list[str]:
+    """What runs inside: `paceline serve` with TensorFlow's four flags, then ours, then the script, if it is no ps."""
+    settings, cluster, program = shipment.settings, shipment.cluster, shipment.program
+    words = ["paceline", "serve", f"--job_name={task.job}", f"--task_index={task.index}"]
+    words += [f"--{job}_hosts={','.join(cluster.job_tasks(job))}" for job in cluster.jobs]
+    words += given(settings, len(cluster.workers))
+    words += [f"--run-dir={shipment.results}"]
+    words += [f"--secret-file={shipment.secret_file}"] if shipment.secret_file else []
+    if task.job == "ps":
+        return words
+    return [*words, *(["-m"] if program.is_module else []), program.script, *program.args]
+
+
+def given(settings: Settings, num_workers: int) -> list[str]:
+    """The settings that differ from the defaults, as flags of `serve`; how often to restart is the engine's."""
+    if settings.chaos:
+        raise UsageError("--chaos is for `paceline run`, which knows all tasks; `paceline chaos` hurts one by hand.")
+    words = list(flags(msgspec.structs.replace(settings, max_restarts=PLAIN.max_restarts)))
+    words += [] if settings.resume == PLAIN.resume else ["--resume", settings.resume]
+    words += [f"--workers={settings.started_workers}:{num_workers}"] if settings.started_workers else []
+    return words
+
+
+def mounts(shipment: Shipment) -> list[str]:
+    """What the container sees of its host, at the same paths."""
+    shared = [shipment.code, shipment.results]
+    secret = shipment.secret_file
+    if secret is not None:  # with --tls the certificate lies beside it
+        shared.append(f"{Path(secret).parent if shipment.settings.tls else secret}")
+    for path in shared:
+        if ":" in path:
+            raise UsageError(f"{path} has a colon in its name, which docker's -v cannot take; choose another folder.")
+    return [f"{path}:{path}{':ro' if number == 2 else ''}" for number, path in enumerate(shared)]
+
+
+def notes(shipment: Shipment, made: Sequence[Container]) -> list[str]:
+    """What the reader must do first, as comments."""
+    hosts = list(dict.fromkeys(container.host for container in made))
+    lines = [f"# The image: docker build -f deploy/Dockerfile -t {shipment.image} ."]
+    if shipment.is_one_host:
+        lines.append("# All tasks on this machine.")
+    else:
+        lines.append(f"# Each on its own host: {', '.join(hosts)}. The code lies at {shipment.code} on each of them.")
+    if shipment.secret_file is None:
+        lines.append("# --insecure: whoever reaches a port can take part.")
+    elif not shipment.is_one_host:
+        lines.append(f"# All tasks share one secret: copy {shipment.secret_file} to every host first (mode 0600).")
+    return lines
+
+
+def docker(shipment: Shipment) -> str:
+    """A `docker run` line for every task, in the shape that the documents have."""
+    made = containers(shipment)
+    lines = notes(shipment, made)
+    for container in made:
+        words = ["docker", "run", "-itd", "--name", f"paceline-{container.name}"]
+        words += ["--network", "host"] if shipment.is_one_host else ["-p", f"{container.port}:{container.port}"]
+        words += ["--gpus", in_csv(container.gpus)] if container.gpus else []
+        restarts = shipment.settings.max_restarts
+        words += ["--restart", f"on-failure:{restarts}"] if restarts != PLAIN.max_restarts else []
+        for mount in container.mounts:
+            words += ["-v", mount]
+        words += ["-w", shipment.code, shipment.image, *container.command]
+        later = ", which may also come later" if container.is_later else ""
+        lines += ["", f"# {container.task} on {container.host}{later}", shlex.join(words)]
+    return "\n".join(lines)
+
+
+def in_csv(gpus: str) -> str:
+    """A value of --gpus, which docker reads as a line of CSV.
+
+    >>> in_csv("all"), in_csv("device=0,1")
+    ('all', '"device=0,1"')
+    """
+    return f'"{gpus}"' if "," in gpus else gpus
+
+
+def compose(shipment: Shipment) -> str:
+    """The same as a compose file; on several hosts each starts its own services from it."""
+    made = containers(shipment)
+    how = "docker compose up" if shipment.is_one_host else "docker compose up SERVICE … on each host"
+    lines = [*notes(shipment, made), f"# {how}", "services:"]
+    for container in made:
+        lines += service(shipment, container)
+    return "\n".join(lines)
+
+
+def service(shipment: Shipment, container: Container) -> list[str]:
+    """One service; strings are written as JSON, which YAML reads as it stands."""
+    lines = [
+        f"  {container.name}:  # on {container.host}",
+        f"    image: {quoted(shipment.image)}",
+        "    network_mode: host",
+        f"    working_dir: {quoted(shipment.code)}",
+        f"    command: [{', '.join(quoted(word) for word in container.command)}]",
+        "    volumes:",
+        *(f"      - {quoted(mount)}" for mount in container.mounts),
+    ]
+    if shipment.settings.max_restarts != PLAIN.max_restarts:
+        lines.append(f"    restart: {quoted(f'on-failure:{shipment.settings.max_restarts}')}")
+    if container.is_later:
+        lines.append("    profiles: [later]  # docker compose --profile later up")
+    if container.gpus:
+        lines += ["    deploy:", f"      resources: {{reservations: {{devices: [{reservation(container.gpus)}]}}}}"]
+    return lines
+
+
+def reservation(gpus: str) -> str:
+    """What docker's `--gpus` says, in a compose file's words.
+
+    >>> reservation("all")
+    '{driver: nvidia, count: all, capabilities: [gpu]}'
+    >>> reservation("device=0,1")
+    '{driver: nvidia, device_ids: ["0", "1"], capabilities: [gpu]}'
+    """
+    kind, _, numbers = gpus.partition("=")
+    if kind == "device":
+        which = f"device_ids: [{', '.join(quoted(number) for number in numbers.split(','))}]"
+    else:
+        which = f"count: {gpus}"
+    return f"{{driver: nvidia, {which}, capabilities: [gpu]}}"
+
+
+def quoted(text: str) -> str:
+    """A string of a compose file, where a dollar begins a variable unless there are two."""
+    return json.dumps(text.replace("$", "$$"), ensure_ascii=False)
+
+
+def check_gpus(text: str) -> None:
+    """Refuse what docker's --gpus would not take.
+
+    >>> check_gpus("all"), check_gpus("device=0,1"), check_gpus("")
+    (None, None, None)
+    """
+    kind, equals, numbers = text.partition("=")
+    is_named = kind == "device" and equals and all(numbers.split(","))
+    if text and text != "all" and not text.isdecimal() and not is_named:
+        raise UsageError(f"--gpus is {text!r}; use all, a number of cards, or device=0,1.")

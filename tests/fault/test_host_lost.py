@@ -86,6 +86,12 @@ class ByHand:
         return [each for each in told if each.get("event") == kind or each.get("kind") == kind]
 
 
+def went_back(said: str, lost: int, lineage: int = 1) -> list[int]:
+    """To which global steps this ps was brought, by the checkpoints of the workers that said this."""
+    line = rf"ps:{lost} lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage {lineage}"
+    return [int(step) for step in re.findall(line, said)]
+
+
 def served(process: Process) -> int:
     match = re.fullmatch(r"ps:\d+ served (\d+) updates", process.lines[-1])
     assert match, process.lines[-5:]
@@ -101,14 +107,9 @@ def test_in_sync_all_shards_go_back_to_the_checkpoint(
     step = cluster.saved_step()
     cluster.lose(lost)
     arrival.release()
-    for each in (*cluster.workers, *cluster.ps):
-        each.ends_with(0)
-    said = "\n".join([*cluster.workers[0].lines, *cluster.workers[1].lines])
-    told = re.findall(
-        rf"ps:{lost} lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 1", said
-    )
-    assert told and int(told[0]) >= step
-    back = int(told[0])
+    told = went_back(cluster.end(), lost)
+    assert told and told[0] >= step
+    back = told[0]
     # Each worker makes its 60 steps; the one that was on its way when the ps died may be void.
     counts = [served(each) for each in cluster.ps]
     assert counts[0] == counts[1]
@@ -126,12 +127,7 @@ def test_in_async_only_the_lost_shard_goes_back(
     cluster.saved_step()
     cluster.lose(lost)
     arrival.release()
-    for each in (*cluster.workers, *cluster.ps):
-        each.ends_with(0)
-    said = "\n".join([*cluster.workers[0].lines, *cluster.workers[1].lines])
-    told = re.findall(
-        rf"ps:{lost} lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 1", said
-    )
+    told = went_back(cluster.end(), lost)
     assert len(told) == 1
     kept = served(cluster.ps[1 - lost])
     assert 2 * STEPS - 2 <= kept <= 2 * STEPS  # nothing of the other shard is lost
@@ -146,8 +142,8 @@ def test_the_chief_is_lost_too(mode: str, processes: Processes, ports: Reserved,
     cluster.saved_step()
     cluster.lose_with_chief(1)
     said = cluster.end()
-    told = re.findall(r"ps:1 lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 1", said)
-    assert len(told) == 1 and int(told[0]) >= 5
+    told = went_back(said, 1)
+    assert len(told) == 1 and told[0] >= 5
     counts = [served(each) for each in cluster.ps]
     assert counts[0] == counts[1] if mode == "sync" else counts[0] > counts[1]
     restored = [r for r in read(cluster.run / "ledger" / "ps-0.bin") if r.kind == Kind.RESTORE]
@@ -183,8 +179,7 @@ def test_lost_again_it_goes_back_to_its_own_version(
     cluster.lose(1)
     stands["worker:1"].release()
     said = cluster.end()
-    told = re.findall(r"ps:1 lost its memory: it goes on from the checkpoint .*, at global step (\d+), lineage 2", said)
-    assert told == [str(second)]
+    assert went_back(said, 1, lineage=2) == [second]
 
 
 def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
@@ -192,8 +187,7 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
     arrival = gate.arrival()
     cluster.lose(1)
     arrival.release()
-    for each in (*cluster.workers, *cluster.ps):
-        each.ends_with(0)
+    cluster.end()
     (event,) = cluster.events("reseed")
     assert STOP - 1 <= int(str(event["version"])) <= STOP + 1
     counts = [served(each) for each in cluster.ps]

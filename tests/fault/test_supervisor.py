@@ -170,8 +170,9 @@ def test_the_last_block_has_the_command_to_resume_and_it_works(
 ) -> None:
     flags = ["--mode=sync", "--ps=2", "--placement=round_robin", "--run-dir=made"]
     launcher = processes.paceline("run", *flags, train, "--epochs", "1").ends_with(0)
-    line = next(line for line in launcher.lines if line.startswith("To resume: "))
-    command = shlex.split(line.removeprefix("To resume: "))
+    head = "To train further (more epochs or steps): "
+    line = next(line for line in launcher.lines if line.startswith(head))
+    command = shlex.split(line.removeprefix(head))
     want = "paceline run --run-dir made --resume auto --ps 2 --workers 2 --mode sync --ledger --placement round_robin"
     assert command == [*want.split(), str(train), "--epochs", "1"]
     assert launcher.lines[-1] == line

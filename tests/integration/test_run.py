@@ -231,6 +231,6 @@ def test_the_launcher_prints_folder_cluster_progress_and_summary(seen: Seen) -> 
     assert any(re.match(r"\[ *\d+ s\] global step \d+ \| worker:0", line) for line in lines), "plain lines in a pipe"
     assert not any("\x1b" in line for line in lines)
     assert any(re.match(r"Training done; global step 60, \d+\.\d s", line) for line in lines)
-    where = ["Model: made/checkpoints/step-00000060", "Summary: made/summary.json", "What the tasks printed: made/logs"]
-    assert lines[-5:-1] == [*where, "Run folder: made"]
-    assert lines[-1].startswith("To resume: paceline run --run-dir made --resume auto ")
+    where = "Run folder: made (summary.json, and what the tasks printed in logs/)"
+    assert lines[-3:-1] == ["Model: made/checkpoints/step-00000060", where]
+    assert lines[-1].startswith("To train further (more epochs or steps): paceline run --run-dir made --resume auto ")

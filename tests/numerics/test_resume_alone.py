@@ -85,6 +85,7 @@ def test_what_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> None:
     elif wrong == "groups":
         optimizer, reason = torch.optim.AdamW(model.parameters()), "2 parameter groups, this optimizer 1"
     else:
-        path, reason = tmp_path / "nowhere", "there is no such folder"
+        path = Path("auto")  # means nothing here: there is no run
+        reason = r"^load_checkpoint\('auto'\): there is no such folder; give a checkpoint or a run folder"
     with pytest.raises(UsageError, match=reason):
         paceline.load_checkpoint(path, model, optimizer)

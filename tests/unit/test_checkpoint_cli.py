@@ -46,10 +46,29 @@ def test_ls_lists_the_newest_first(where: str, run_dir: Path, capsys: pytest.Cap
     header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert header == ["step", "lineage", "written", "size", "state", "path"]
     assert [(row[0], row[4]) for row in rows] == [
-        ("2", "complete"),
-        ("1", "complete"),
         ("3", "damaged: MANIFEST.json: it is missing."),
+        ("2", "whole by size"),
+        ("1", "whole by size"),
     ]
+
+
+def test_ls_takes_no_hash_for_right_and_has_damaged_ones_in_their_place(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped bit is for `ckpt verify`; a file that is cut shows by its size, and keeps its place."""
+    folder = run_dir / "checkpoints"
+    write_step(folder, 3, seed=7)
+    flip(folder / "step-00000003" / "model.safetensors")
+    model = folder / "step-00000002" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    assert ckpt("ls", "r1") == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["3", "2", "1"]
+    assert [row[4].split(":")[0] for row in rows] == ["whole by size", "damaged", "whole by size"]
+    assert all(row[1] == "0" and row[2] for row in rows), "lineage and time are told of a damaged one too"
+    assert ckpt("verify", "r1") == 1
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1] for line in said] == ["damaged", "damaged", "whole"]
 
 
 def test_inspect_shows_state_and_tensors(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -289,6 +289,12 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         (["run", "--ps", "0", "train.py"], "at least 1"),
         (["run", "--save-every", "often", "train.py"], "--save-every"),
         (["run", "--lane", "inproc", "train.py"], "inproc"),
+        (
+            ["run", "--save-every", "0.5s", "train.py"],
+            "--save-every is '0.5s'; use a number of steps (500), a time (10m,",
+        ),
+        (["run", "--chaos", "", "train.py"], "--chaos is empty; name what it is to do, or leave it out"),
+        (["demo", "--slow", " "], "--slow is empty"),
         (["run", "--ps-hosts", "localhost", "train.py"], "has no port"),
         (["run", "--ps-hosts", "h:1,h:1", "train.py"], "both have the address"),
         (["run", "--ps-hosts", "192.0.2.1:2222", "train.py"], "not an address of this host"),
@@ -375,7 +381,8 @@ def test_a_run_leaves_its_folder(stage: Path, capfd: pytest.CaptureFixture[str])
     out = capfd.readouterr().out.splitlines()
     assert out[0] == "Run folder: r"
     assert out[1].startswith("Cluster: job ps")
-    assert out[-2] == "Run folder: r" and out[-1].startswith("To start over: paceline run --run-dir r --resume auto ")
+    assert out[-2] == "Run folder: r (summary.json, and what the tasks printed in logs/)"
+    assert out[-1].startswith("To start over: paceline run --run-dir r --resume auto ")
     paths = RunPaths("r")
     assert json.loads(paths.config.read_text())["run_id"] == "r"
     assert list(json.loads(paths.cluster.read_text())) == ["ps", "worker", "tasks"]

@@ -30,8 +30,8 @@ ME = Identity(
 class Ps:
     """What server/rewinding says, and what it was told."""
 
-    def __init__(self, lineage: int) -> None:
-        self.lineage = lineage
+    def __init__(self, lineage: int, turn: int = 0, mode: str = "sync") -> None:
+        self.lineage, self.turn, self.mode = lineage, turn, mode
         self.told: list[m.Request] = []
 
 
@@ -42,8 +42,9 @@ class Connection:
         self.index = index
         self._ps = self.cluster[index]
 
-    def lineage(self) -> int:
-        return self._ps.lineage
+    def described(self) -> m.Described:
+        ps = self._ps
+        return m.Described("r", ModeSpec(name=ps.mode), "bytes", 2, 7, None, ps.lineage, ps.turn)
 
     def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
         if isinstance(request, m.Rewind):
@@ -118,6 +119,23 @@ def test_the_freshest_worker_brings_what_it_has(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(rewinding, "TURN_S", 0.0)  # neither comes
     with pytest.raises(ConnectionLost, match="has got values now"):
         made.on_empty(lost, msgspec.structs.replace(JOINED, offers=2, freshest=ME.worker + 1))
+
+
+@pytest.mark.parametrize(("mode", "goes_back"), [("sync", [0, 1]), ("async", [1])])
+def test_the_mode_that_holds_decides_not_the_one_of_the_start(
+    mode: str, goes_back: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This worker was started again after the mode was changed, and has not heard of it; ps:0 has."""
+    cluster = [Ps(1, turn=1, mode=mode), Ps(0)]
+    made, lost = rewinder(cluster, monkeypatch)
+    made.has_trained = True
+    with pytest.raises(ConnectionLost, match="has got values now"):
+        made.on_empty(lost, msgspec.structs.replace(JOINED, offers=len(ME.worker_devices), freshest=ME.worker))
+    rewound = [i for i, ps in enumerate(cluster) if any(isinstance(each, m.Rewind) for each in ps.told)]
+    assert rewound == goes_back
+    restored = cluster[1].told[-1]
+    assert isinstance(restored, m.Restored) and restored.dial is not None
+    assert (restored.dial.turn, restored.dial.spec.name) == (1, mode)
 
 
 def test_the_version_of_a_saved_shard() -> None:

@@ -267,6 +267,15 @@ def test_without_steps_there_is_nothing_to_say(clock: Clock) -> None:
     assert report.samples_per_s is None
 
 
+def test_steps_are_those_of_all_lives_and_times_of_this_one(clock: Clock) -> None:
+    mine = StepClock()
+    mine.earlier = 500
+    do_steps(mine, clock, 2.0, 2.0)
+    report = mine.report(index=0, ended_at_s=4.0)
+    assert (report.steps, mine.steps) == (502, 2)
+    assert (report.samples_per_s, report.first_100_steps_ms) == (5.0, 2000.0)
+
+
 def test_one_epoch_is_first_and_mean(clock: Clock) -> None:
     mine = StepClock()
     mine.epoch()

@@ -6,6 +6,7 @@ the point is that the *story* gives them away, not their numbers.
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from torch import nn
 import paceline
 from paceline.cli import main
 from paceline.errors import UsageError
+from paceline.launchers.local import held
 from paceline.modes.spec import ModeSpec
 from paceline.telemetry import ledger, verify_ps, verify_worker
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Kind, Ledger, Record
 from paceline.telemetry.ledgers import verdict_of
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.verify import Verdict, check
 from paceline.wire.frames import Flag, Outcome
 
@@ -392,7 +395,7 @@ def test_the_command_on_a_good_run(runs: dict[str, Run], tmp_path: Path, capsys:
     assert paceline_verify(str(folder)) == 0
     assert capsys.readouterr().out == f"0 violations in {records} records\n"
     assert paceline_verify(str(folder), "--json") == 0
-    expected = f'{{"ok":true,"records":{records},"violations":[],"lost":[],"missing":[]}}\n'
+    expected = f'{{"ok":true,"records":{records},"violations":[],"lost":[],"missing":[],"damaged":[]}}\n'
     assert capsys.readouterr().out == expected
 
 
@@ -404,6 +407,57 @@ def test_the_command_on_a_bad_run(runs: dict[str, Run], tmp_path: Path, capsys: 
     assert out[0].endswith(f"in {sum(len(r) for r in bad.values())} records") and not out[0].startswith("0 ")
     assert len(out) == 22 and out[-1].startswith("  … and "), "20 of them, and how many more"
     assert all(line.startswith("  ps:0 record ") for line in out[1:-1])
+
+
+def test_a_ledger_that_is_cut_or_damaged_is_named_and_not_compared(
+    runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(runs["sync"], tmp_path)
+    first, second = folder / "ledger" / "ps-1.bin", folder / "ledger" / "worker-1.bin"
+    first.write_bytes(first.read_bytes()[: 32 * 7 + 5])
+    content = bytearray(second.read_bytes())
+    content[32 * 4 + 28] ^= 4  # of the number of its fifth record
+    second.write_bytes(content)
+    assert paceline_verify(str(folder)) == 1
+    out = capsys.readouterr().out.splitlines()
+    left = len(runs["sync"]["ps-0"]) + len(runs["sync"]["worker-0"])
+    assert out == [
+        "ps:1: its ledger is cut after record 7 (ps-1.bin); nothing is compared with it",
+        "worker:1: its ledger is damaged at record 5 (worker-1.bin); nothing is compared with it",
+        f"0 violations in {left} records",
+        "Not compared, for want of a ledger: ps:1, worker:1",
+    ]
+
+
+def test_what_a_killed_task_leaves_is_whole(runs: dict[str, Run], tmp_path: Path) -> None:
+    """Half a record, and the room that was made for others."""
+    folder = written(runs["sync"], tmp_path)
+    file = folder / "ledger" / "worker-0.bin"
+    file.write_bytes(file.read_bytes() + b"\x0b" + bytes(31) + bytes(32 * 100))
+    assert verdict_of(folder).is_ok
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_without_a_summary_it_says_why(
+    is_on: bool, runs: dict[str, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(runs["sync"], tmp_path)
+    (folder / "summary.json").unlink()
+    with held(RunPaths(folder)) if is_on else nullcontext():
+        assert paceline_verify(str(folder)) == 0
+    wanted = "This run is still on" if is_on else "was killed, or trains"
+    assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_its_ledger", [True, False])
+def test_a_job_chief_is_counted_before_the_workers(has_its_ledger: bool, runs: dict[str, Run], tmp_path: Path) -> None:
+    """Its task is worker 0 of the run, and worker:0 is worker 1, whether or not the chief's own ledger is there."""
+    run = runs["async"]
+    named = {"ps-0": run["ps-0"], "ps-1": run["ps-1"], "chief-0": run["worker-0"], "worker-0": run["worker-1"]}
+    folder = written({name: named[name] for name in named if has_its_ledger or name != "chief-0"}, tmp_path)
+    (folder / "cluster.json").write_text('{"ps": ["h:1", "h:2"], "chief": ["h:3"], "worker": ["h:4"]}')
+    found = verdict_of(folder)
+    assert found.violations == [] and found.missing == ([] if has_its_ledger else ["worker:0"])
 
 
 def test_the_command_without_a_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ class Found(msgspec.Struct, frozen=True):
 
     path: Path
     global_step: int
-    lineage: int = -1
+    lineage: int = -1  # -1: its manifest cannot be read
     problem: str = ""
     manifest: Manifest | None = None
 
@@ -82,16 +82,18 @@ def find(folder: Path) -> list[Found]:
 
 def examine(path: Path) -> Found:
     """One folder by its manifest and the sizes of its files; nothing is hashed."""
-    step = manifests.step_of(path)
+    step, lineage = manifests.step_of(path), -1
     try:
         manifest = read_manifest(path)
+        lineage = manifest.lineage
         for name, said in manifest.files.items():
             _check_size(path / name, said)
     except CheckpointError as error:
-        return Found(path, step or 0, problem=str(error))
+        return Found(path, step or 0, lineage, problem=str(error))
     if step is not None and manifest.global_step != step:
-        return Found(path, step, problem=f"{MANIFEST}: it is of step {manifest.global_step}, the folder is not.")
-    return Found(path, manifest.global_step, manifest.lineage, manifest=manifest)
+        problem = f"{MANIFEST}: it is of step {manifest.global_step}, the folder is not."
+        return Found(path, step, lineage, problem=problem)
+    return Found(path, manifest.global_step, lineage, manifest=manifest)
 
 
 def newest(folder: Path, warn: Warn | None = None) -> Path | None:

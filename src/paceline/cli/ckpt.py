@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into checkpoints, check and export them.")
 
 NOT_THE_SAME = 1  # damaged, or different
+BY_SIZE = "whole by size"  # nothing was hashed
 
 WHERE = "A run folder (or its name under runs/), a checkpoints folder, or one checkpoint."
 Where = Annotated[str, typer.Argument(metavar="RUN|FOLDER|PATH", help=WHERE)]
@@ -36,7 +37,7 @@ Model = Annotated[bool, typer.Option("--model", help="Only the model: neither op
 
 @app.command("ls")
 def ls(where: Where) -> None:
-    """List the checkpoints, the newest first."""
+    """List the checkpoints, the newest first, as manifests and sizes tell; `ckpt verify` checks the hashes."""
     print_table(("step", "lineage", "written", "size", "state", "path"), [_row(found) for found in _all(where)])
 
 
@@ -170,10 +171,11 @@ def size(size_bytes: int) -> str:
 
 def _row(found: "Found") -> tuple[str, ...]:
     step = str(found.global_step)
-    if found.manifest is None:
-        return step, "", "", "", f"damaged: {found.problem}", str(found.path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.path.stat().st_mtime))
-    return step, str(found.lineage), written, size(found.manifest.size_bytes), "complete", str(found.path)
+    lineage = str(found.lineage) if found.lineage >= 0 else ""
+    if found.manifest is None:
+        return step, lineage, written, "", f"damaged: {found.problem}", str(found.path)
+    return step, lineage, written, size(found.manifest.size_bytes), BY_SIZE, str(found.path)
 
 
 def place(where: str) -> tuple[Path, bool]:
@@ -196,7 +198,13 @@ def _all(where: str) -> "list[Found]":
     from paceline.checkpoint.read import examine, find
 
     path, is_one = place(where)
-    return [examine(path)] if is_one else find(path)
+    return [examine(path)] if is_one else newest_first(find(path))
+
+
+def newest_first(found: "list[Found]") -> "list[Found]":
+    """By lineage, then by step, damaged ones in their place; one that tells no lineage is taken to be of the newest."""
+    newest = max((each.lineage for each in found), default=0)
+    return sorted(found, key=lambda f: (f.lineage if f.lineage >= 0 else newest, f.global_step), reverse=True)
 
 
 def _one(where: str) -> "Loaded":

@@ -15,6 +15,15 @@ from paceline.cluster import flags
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
+
+def _not_empty(context: typer.Context, flag: typer.CallbackParam, value: str) -> str:
+    """A list that was given, and names nothing: a variable of a shell script was empty, say."""
+    source = context.get_parameter_source(flag.name or "")
+    if not value.strip() and source is not None and source.name == "COMMANDLINE":
+        raise UsageError(f"{flag.opts[0]} is empty; name what it is to do, or leave it out.")
+    return value
+
+
 Ps = Annotated[int | None, typer.Option("--ps", help="Number of ps tasks.  [default: 1]")]
 Workers = Annotated[
     str | None,
@@ -73,7 +82,10 @@ Ledger = Annotated[
 ]
 Overlap = Annotated[bool, typer.Option("--overlap", help="Send gradients while backward still runs.")]
 Slow = Annotated[
-    str, typer.Option("--slow", metavar="TASK=Nx,…", help="For studies: worker:1=5x sleeps as if 5 times slower.")
+    str,
+    typer.Option(
+        "--slow", metavar="TASK=Nx,…", help="For studies: worker:1=5x sleeps as if 5 times slower.", callback=_not_empty
+    ),
 ]
 Placement = Annotated[str, typer.Option("--placement", help="What lies where: bytes, round_robin or greedy.")]
 Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm or tcp.")]
@@ -129,7 +141,10 @@ MemoryFraction = Annotated[
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt what travels on tcp.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No secret: whoever reaches a port may take part.")]
 Chaos = Annotated[
-    str, typer.Option("--chaos", metavar="FAULTS", help="Inject faults: kill=ps:0@500,stop=worker:1@200:10s,…")
+    str,
+    typer.Option(
+        "--chaos", metavar="FAULTS", help="Inject faults: kill=ps:0@500,stop=worker:1@200:10s,…", callback=_not_empty
+    ),
 ]
 ChaosSeed = Annotated[int, typer.Option("--chaos-seed", help="Which random faults.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="Seconds a task waits for the others.")]

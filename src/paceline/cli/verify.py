@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from paceline.telemetry.verify import Verdict
 
 SHOWN = 20
+ON = "This run is still on: until it has ended, its ledgers cannot agree."
+NO_SUMMARY = (
+    "This run has no summary.json: whoever would have written it (the launcher; by hand ps:0) was killed, or trains "
+    "on. What was written so far was checked."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, with everything that was found.")]
 
 
@@ -24,8 +29,10 @@ def verify(run: Run, as_json: Json = False) -> None:
     """Check the ledgers of a run that was started with --ledger, once it has ended.
 
     Proves that every gradient was applied at most once (I2), in the same rounds on all shards (I1), within the bound
-    (I3), and that none that was acknowledged is lost (I5). Exit code 0: so it was; 1: violations; 2: no ledger.
+    (I3), and that none that was acknowledged is lost (I5). Exit code 0: so it was; 1: violations, or a ledger that is
+    cut or damaged; 2: no ledger.
     """
+    from paceline.launchers.local import is_on
     from paceline.telemetry.ledgers import verdict_of
     from paceline.telemetry.paths import RunPaths
 
@@ -38,12 +45,13 @@ def verify(run: Run, as_json: Json = False) -> None:
             "violations": [each._asdict() for each in verdict.violations],
             "lost": verdict.lost,
             "missing": verdict.missing,
+            "damaged": verdict.damaged,
         }
         print(msgspec.json.encode(told).decode())
     else:
         print("\n".join(lines(verdict)))
     if not RunPaths(folder).summary.is_file():
-        print("This run has no summary yet: while it trains, its ledgers cannot agree.", file=sys.stderr)
+        print(ON if is_on(RunPaths(folder)) else NO_SUMMARY, file=sys.stderr)
     if not verdict.is_ok:
         raise typer.Exit(EXIT_TRAINING)
 
@@ -51,7 +59,8 @@ def verify(run: Run, as_json: Json = False) -> None:
 def lines(verdict: "Verdict") -> list[str]:
     """The verdict, then what it is made of."""
     count = len(verdict.violations)
-    said = [f"{count} violation{'' if count == 1 else 's'} in {verdict.records} records"]
+    said = [f"{each}; nothing is compared with it" for each in verdict.damaged]
+    said.append(f"{count} violation{'' if count == 1 else 's'} in {verdict.records} records")
     said += _first(verdict.violations)
     if verdict.lost:
         said.append(f"{len(verdict.lost)} acknowledged gradients went with a restore, which is no violation:")

@@ -89,11 +89,22 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
     model = newest_checkpoint(paths)
     older = ", which is not the final one" if summary["error"] == NOT_SAVED else ""
     lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
-    lines.append(f"Summary: {shown(paths.summary)}")
-    lines.append(f"What the tasks printed: {shown(paths.root / 'logs')}")
-    lines.append(f"Run folder: {shown(paths.root)}")
-    lines += [f"{'To resume' if model else 'To start over'}: {resume}"] if resume else []
+    lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there
+    lines.append(f"Run folder: {shown(paths.root)} (summary.json, and what the tasks printed in logs/)")
+    lines += [f"{how_to_go_on(bool(summary['ok']), model is not None)}: {resume}"] if resume else []
     return "\n".join(lines)
+
+
+def how_to_go_on(is_ok: bool, has_model: bool) -> str:
+    """What the command of the last line is for. A run that has done all that its script asks for goes on only when the
+    script asks for more.
+
+    >>> how_to_go_on(False, True), how_to_go_on(False, False)
+    ('To resume', 'To start over')
+    """
+    if not has_model:
+        return "To start over"
+    return "To train further (more epochs or steps)" if is_ok else "To resume"
 
 
 def restarts(by_task: Mapping[str, int]) -> str:

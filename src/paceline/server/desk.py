@@ -356,8 +356,10 @@ class Desk:
         core = self.core
         with core.lock:
             c, layout = core.config, core.shard.layout if core.shard and core.is_initialised else None
-            spec, version = core.state.mode.spec, core.state.version
-            reply = m.Described(c.run_id, spec, c.placement, c.num_ps, version, layout, core.lineage)
+            state, lineage = core.state, core.lineage
+            reply = m.Described(
+                c.run_id, state.mode.spec, c.placement, c.num_ps, state.version, layout, lineage, state.turn
+            )
         peer.channel.say(reply)
         return []
 

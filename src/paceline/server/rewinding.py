@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BRING_S = 300.0  # how long bringing the values may take, another worker's try included
 BACK_S = 15.0  # after that, how long an empty ps waits for somebody to come back
-RETURN_S = 5.0  # how long rounds wait for all who were in
+ROUNDS_WAIT_S = 5.0  # how long rounds wait for all who were in
 
 
 class Rewinding:
@@ -108,7 +108,7 @@ class Rewinding:
             for worker in set(core.members.missing) - set(message.live):
                 core.members.close(worker)  # it was done before this ps was empty; if not, it may join all the same
         if core.state.min_workers != core.config.min_workers:
-            self._until_s = time.monotonic() + max(RETURN_S, core.config.lease_s)
+            self._until_s = time.monotonic() + max(ROUNDS_WAIT_S, core.config.lease_s)
         if message.dial is not None and message.dial.turn > core.state.turn:
             core.state.mode, core.state.turn = make_mode(message.dial.spec, core.config.num_workers), message.dial.turn
             core.dial = m.Dial(message.dial.turn, message.dial.spec, message.version)

@@ -26,6 +26,7 @@ GROW_BYTES = GROW_RECORDS * RECORD_BYTES  # a multiple of every page size: where
 _RECORD = struct.Struct("<BBHIQQHHI")
 _PACK = _RECORD.pack_into
 _NUMBER = struct.Struct("<I")
+_NUMBERS = struct.Struct("<28xI")
 _LAST_AT = GROW_BYTES - RECORD_BYTES
 
 
@@ -48,6 +49,7 @@ class Kind(IntEnum):
     FULL = 14  # nothing could be written from here on: the disk is full
 
 
+KINDS = frozenset(Kind)
 MAX_AMOUNT = (1 << 16) - 1
 START_EMPTY, START_KEPT = 0, 1  # a ps without and with what it knew before; a worker is always without
 MODE_EACH_PUSH, MODE_ROUNDS, MODE_BOUNDED = 0, 1, 2
@@ -175,6 +177,32 @@ def records_of(data: bytes | memoryview) -> Iterator[Record]:
         if not record.number:
             return
         yield record
+
+
+def problem(data: bytes) -> str:
+    """Why a ledger cannot be followed to its end; empty when it can.
+
+    What a task that was killed leaves is whole: its last record may be unfinished, and zeros follow.
+
+    >>> two = pack(Record(Kind.START, number=1)) + pack(Record(Kind.MODE, number=2))
+    >>> problem(two), problem(two + bytes(64)), problem(two[:-5]), problem(two[32:] + two[:32])
+    ('', '', 'is cut after record 1', 'is damaged at record 1')
+    """
+    if not data:
+        return "is empty"
+    count = len(data) // RECORD_BYTES
+    whole = memoryview(data)[: count * RECORD_BYTES]
+    numbers = [number for (number,) in _NUMBERS.iter_unpack(whole)]
+    written = numbers.index(0) if 0 in numbers else count
+    wrong = [place for place, number in enumerate(numbers[:written], 1) if number != place & 0xFFFFFFFF]
+    kinds = bytes(whole[: written * RECORD_BYTES : RECORD_BYTES])
+    wrong += [place for place, kind in enumerate(kinds, 1) if kind not in KINDS]
+    if any(whole[(written + 1) * RECORD_BYTES :]):
+        wrong.append(written + 1)
+    if wrong:
+        return f"is damaged at record {min(wrong)}"
+    is_cut = written == count and len(data) % RECORD_BYTES
+    return f"is cut after record {count}" if is_cut else ""
 
 
 def read(path: Path) -> list[Record]:

@@ -12,7 +12,7 @@ import msgspec
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 from paceline.modes.spec import ModeSpec
-from paceline.telemetry.ledger import Record, records_of
+from paceline.telemetry.ledger import Record, problem, records_of
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.verify import Verdict, check
 
@@ -51,12 +51,13 @@ def verdict_of(run: Path) -> Verdict:
     total = Verdict()
     for folder in sets:
         is_newest = folder == paths.ledgers
-        found = _verdict(folder, _first_mode(paths) if is_newest else None)
+        found = _verdict(paths, folder, _first_mode(paths) if is_newest else None)
         where = "" if is_newest else f"{folder.name}/"
         total.records += found.records
         total.violations += [each._replace(task=where + each.task) for each in found.violations]
         total.lost += [where + each for each in found.lost]
         total.missing += [where + each for each in found.missing]
+        total.damaged += [where + each for each in found.damaged]
     return total
 
 
@@ -65,16 +66,31 @@ def _number(folder: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _verdict(folder: Path, first_mode: ModeSpec | None) -> Verdict:
-    has_chief = any(folder.glob("chief-*.bin"))  # it is counted before the workers
-    ps, workers = {}, {}
-    for file in folder.glob("*.bin"):
+def _verdict(paths: RunPaths, folder: Path, first_mode: ModeSpec | None) -> Verdict:
+    has_chief = _has_chief(paths, folder)
+    ps, workers, damaged = {}, {}, []
+    for file in sorted(folder.glob("*.bin")):
         job, _, index = file.stem.rpartition("-")
-        if job == "ps" and index.isdecimal():
+        if job not in ("ps", "worker", "chief") or not index.isdecimal():
+            continue
+        why = problem(file.read_bytes())
+        if why:
+            damaged.append(f"{job}:{index}: its ledger {why} ({file.name})")
+        elif job == "ps":
             ps[int(index)] = Recorded(file)
-        elif job in ("worker", "chief") and index.isdecimal():
+        else:
             workers[int(index) + (has_chief and job == "worker")] = Recorded(file)
-    return check(ps, workers, first_mode)
+    verdict = check(ps, workers, first_mode)
+    verdict.damaged += damaged
+    return verdict
+
+
+def _has_chief(paths: RunPaths, folder: Path) -> bool:
+    """Whether the run has a job chief, which is counted before the workers; its ledger may be lost."""
+    try:
+        return "chief" in paths.read_cluster().jobs
+    except UsageError:
+        return any(folder.glob("chief-*.bin"))
 
 
 def _first_mode(paths: RunPaths) -> ModeSpec | None:

@@ -55,7 +55,8 @@ class StepMs(msgspec.Struct, frozen=True):
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker did, told by itself when it ended; None where it did too little to say.
 
-    `index` is the worker index (the chief is 0). `is_lost`: it never reported; told from its last tick.
+    `index` is the worker index (the chief is 0). `steps` are those of all its lives, as far as its last heartbeats knew
+    them; times are of its last one. `is_lost`: it never reported; told from its last tick.
     """
 
     index: int

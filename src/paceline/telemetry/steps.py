@@ -26,6 +26,7 @@ class StepClock:
     """
 
     def __init__(self) -> None:
+        self.earlier = 0  # steps of this worker's lives before this process, as far as they are known
         self._took = array("d")
         self._forgotten = 0
         self._first: list[float] = []
@@ -41,7 +42,7 @@ class StepClock:
 
     @property
     def steps(self) -> int:
-        """How many steps were done so far."""
+        """How many steps this process has done so far."""
         return self._forgotten + len(self._took)
 
     def step(self, samples: int) -> None:
@@ -76,13 +77,13 @@ class StepClock:
         self._metrics.update(values)
 
     def report(self, index: int, ended_at_s: float) -> WorkerReport:
-        """Sum up; the epoch under way ends with its last step."""
+        """Sum up; the epoch under way ends with its last step. Times are of this process, steps of all lives."""
         self._end_epoch()
         first = self._first_steps()
         later = self._epochs_s[1:] or self._epochs_s
         return WorkerReport(
             index=index,
-            steps=self.steps,
+            steps=self.earlier + self.steps,
             discarded=self._discarded,
             step_ms=_step_ms(self._took),
             first_100_steps_ms=1e3 * sum(first) / len(first) if first else None,

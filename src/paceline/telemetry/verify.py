@@ -34,16 +34,18 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """`lost`: what was acknowledged and went with a restore: no violation. `missing`: whom nobody could ask."""
+    """`lost`: what was acknowledged and went with a restore: no violation. `missing`: whom nobody could ask. `damaged`:
+    whose ledger is not what was written, and why; nothing is compared with it."""
 
     records: int = 0
     violations: list[Violation] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:
-        return not self.violations
+        return not self.violations and not self.damaged
 
 
 class _Counted:

@@ -317,6 +317,7 @@ class Context:
             self._trainee.refresh()
         self._trainee.has_ticket = isinstance(ticket, m.Ticket) and ticket.is_granted
         return bool(self._trainee.has_ticket)
+            self._reporter.last_step(self.worker_index, trainee)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""

@@ -168,6 +168,8 @@ class FirstValues:
         ctx.resumed_from = loaded.path
         state = loaded.state
         ctx.say(f"Resuming from {loaded.path}: global step {state.global_step}, written in mode {state.mode}")
+        if state.mode != settings.mode_spec:
+            ctx.say(f"This start's flags say mode {settings.mode_spec}: that holds, not the checkpoint's {state.mode}")
         if not restored.has_slots:
             ctx.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
 

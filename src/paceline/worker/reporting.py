@@ -55,6 +55,7 @@ class Reporter:
         """Training begins now, on this device."""
         self._device = device
         self._trained_from_s = time.time()
+        self.clock.earlier = stepping.steps  # of an earlier life, or of the run that is resumed
         self.clock.waited(waited_s)
         self._say(lines.begins_line(self._trained_from_s))
         threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
@@ -64,7 +65,16 @@ class Reporter:
         steps = stepping.steps
         if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
             self._next_line_s = now_s + 1 / LINES_PER_S
-            self._say(lines.step_line(time.time(), worker, steps, stepping.newest_step()))
+            self._tell_step(worker, stepping)
+
+    def last_step(self, worker: int, stepping: Stepping) -> None:
+        """No more steps: the last one has its line, whatever was left out before. It is this worker's count."""
+        if self.clock.steps and self._told_step != stepping.steps:
+            self._tell_step(worker, stepping)
+
+    def _tell_step(self, worker: int, stepping: Stepping) -> None:
+        self._told_step = stepping.steps
+        self._say(lines.step_line(time.time(), worker, self._told_step, stepping.newest_step()))
 
     def log(self, values: Mapping[str, float], stepping: Stepping | None) -> None:
         """The newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
@@ -76,11 +86,12 @@ class Reporter:
 
     def end(self, worker: int, stepping: Stepping, discarded: int) -> WorkerReport:
         """Training has ended: the last lines, the last record, the report."""
+        self.last_step(worker, stepping)
         ended_s = time.time()
         took_s = ended_s - self._trained_from_s
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(took_s))
-        self._record(stepping, stepping.steps / max(took_s, 1e-9))
+        self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)
         self.sink.event("report", task=self._task, report=msgspec.to_builtins(report))
@@ -98,7 +109,7 @@ class Reporter:
         self.sink.close()
 
     def _tick(self, stepping: Stepping) -> None:
-        steps, at_s = 0, time.monotonic()
+        steps, at_s = self.clock.earlier, time.monotonic()
         while not self._stop.wait(1.0):
             now_steps, now_s = stepping.steps, time.monotonic()
             self._record(stepping, (now_steps - steps) / (now_s - at_s))

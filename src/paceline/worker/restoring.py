@@ -35,15 +35,20 @@ def find(resume: str, checkpoints: Path | None, say: Callable[[str], None]) -> L
         if found is None:
             say(f"Nothing to resume in {checkpoints}: training starts at step 0")
         return found
-    path = Path(resume)
+    return find_at(Path(resume), say, f"--resume {resume}", "a checkpoint, a run folder, auto or none")
+
+
+def find_at(path: Path, say: Callable[[str], None], asked: str, choices: str) -> Loaded:
+    """The checkpoint at a path, or the newest whole one of the run folder there. A refusal begins with what was
+    `asked`, and names the `choices`."""
     if not path.is_dir():
-        raise UsageError(f"--resume {resume}: there is no such folder; give a checkpoint, a run folder, auto or none.")
+        raise UsageError(f"{asked}: there is no such folder; give {choices}.")
     if (path / "MANIFEST.json").exists():
         return read.load(path)
     inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     found = read.load_newest(inside, say)
     if found is None:
-        raise UsageError(f"--resume {resume}: there is no whole checkpoint in {inside}.")
+        raise UsageError(f"{asked}: there is no whole checkpoint in {inside}.")
     return found
 
 

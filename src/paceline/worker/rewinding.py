@@ -78,7 +78,7 @@ class Rewinder:
         """The version of what this worker could bring to this ps; -1: nothing."""
         if not (self._is_reseeding and self.has_trained):
             return -1
-        return lost_version(self._trainee.client.links, link, self._has_rounds)
+        return lost_version(self._trainee.client.links, link, self._has_rounds(self._trainee.client.dial))
 
     def _is_its_turn(self, joined: m.Joined, waited_s: float) -> bool:
         if not self._is_reseeding:
@@ -87,14 +87,27 @@ class Rewinder:
             return joined.offers == len(self._me.worker_devices) or waited_s >= TURN_S
         return self.has_trained and waited_s >= TURN_S * (FRESHER_TURNS + self._me.worker)
 
-    @property
-    def _has_rounds(self) -> bool:
-        return make_mode(self._trainee.client.dial.spec, len(self._me.worker_devices)).has_rounds
+    def _has_rounds(self, dial: m.Dial) -> bool:
+        return make_mode(dial.spec, len(self._me.worker_devices)).has_rounds
+
+    def _newest_dial(self, lost: int) -> m.Dial:
+        """The mode that holds: this worker may have been started again since it was changed, and a ps that still has
+        its memory knows."""
+        own, witness = self._trainee.client.dial, 0 if lost else 1
+        if witness >= self._trainee.plan.num_ps:
+            return own
+        connection = Connection(self._me, witness)
+        try:
+            told = connection.described()
+        finally:
+            connection.close()
+        return m.Dial(told.turn, told.spec, told.version) if told.turn > own.turn else own
 
     def _bring(self, lost: Link) -> None:
-        client, has_rounds = self._trainee.client, self._has_rounds
+        client, dial = self._trainee.client, self._newest_dial(lost.index)
+        has_rounds = self._has_rounds(dial)
         indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
-        restored = None if self._is_reseeding else self._checkpoint(lost.index)
+        restored = None if self._is_reseeding else self._checkpoint(lost.index, dial)
         known = max([link.lineage for link in client.links] + [restored.state.lineage if restored else 0])
         if restored is None:
             version = lost_version(client.links, lost, has_rounds)
@@ -105,19 +118,20 @@ class Rewinder:
         try:
             for index in sorted(indices, key=lambda each: each != lost.index):  # the lost one first: it says who
                 connections.append(Connection(self._me, index))
-            known = max([known, *(each.lineage() for each in connections)])  # who began before us may have died of it
+            found = [each.described().lineage for each in connections]  # who began before us may have died of it
+            known = max([known, *found])
             for each in connections:
                 each.ask(self._rewind(known + 1, is_fencing=has_rounds))
             for each in connections:
                 self._fill(each, restored, is_lost=each.index == lost.index)
             for each in sorted(connections, key=lambda each: -each.index):  # ps:0 last: from then on it counts
-                each.ask(self._restored(version, restored, live))
+                each.ask(self._restored(version, dial, restored, live))
         finally:
             for each in connections:
                 each.close()
         self._tell(lost.index, version, known + 1, restored)
 
-    def _checkpoint(self, index: int) -> Restored:
+    def _checkpoint(self, index: int, dial: m.Dial) -> Restored:
         trainee = self._trainee
         try:
             loaded = self._find()
@@ -128,8 +142,7 @@ class Rewinder:
                 f"ps:{index} lost its memory, and there is no checkpoint to go back to: save more often with "
                 "--save-every, or let the ps take what the workers have with --reseed"
             )
-        is_local = self._trainee.client.dial.spec.name == "local"
-        return Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, is_local)
+        return Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, dial.spec.name == "local")
 
     def _rewind(self, lineage: int, is_fencing: bool) -> m.Rewind:
         me, trainee = self._me, self._trainee
@@ -157,8 +170,7 @@ class Rewinder:
             first.close()
         return status.live if isinstance(status, m.Status) else None
 
-    def _restored(self, version: int, restored: Restored | None, live: list[int] | None) -> m.Restored:
-        dial = self._trainee.client.dial
+    def _restored(self, version: int, dial: m.Dial, restored: Restored | None, live: list[int] | None) -> m.Restored:
         seed = restored.state.seed if restored is not None else None
         return m.Restored(version, dial, seed, is_reseeded=restored is None, live=live)
 

@@ -52,12 +52,12 @@ class Connection:
             raise Refused(reply.reason)
         return reply
 
-    def lineage(self) -> int:
-        """Which one this ps is of."""
+    def described(self) -> m.Described:
+        """What this ps says of itself: its lineage, the mode that holds there."""
         reply = self.ask(m.Describe())
         if not isinstance(reply, m.Described):
             raise ProtocolError(f"ps:{self.index} answered Describe with {type(reply).__name__}")
-        return reply.lineage
+        return reply
 
     def copied(self, request: m.Copy) -> m.Copied:
         reply = self.ask(request)

@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
 from paceline.worker.options import load_groups
-from paceline.worker.restoring import find
+from paceline.worker.restoring import find_at
 
 
 def load_checkpoint(
@@ -27,8 +27,7 @@ def load_checkpoint(
     `ema`: the averaged parameters of a run with --ema instead of the last ones. The optimizer gets its state and its
     groups' options (lr, …) as they were.
     """
-    loaded = find(str(path), None, _warn)
-    assert loaded is not None  # only "auto" and "none" may find nothing
+    loaded = find_at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "a checkpoint or a run folder")
     tensors = {**loaded.model, **(_averages(loaded) if ema else {})}
     own = _tensors(model, optimizer)
     _check(loaded, own, tensors)

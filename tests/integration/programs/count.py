@@ -1,4 +1,4 @@
-"""A model whose one weight counts the updates: every gradient is 1, the learning rate is 1.
+"""A model whose weight counts the updates: every gradient is 1, the learning rate is 1. Two ps have a half each.
 
 --total N   the cluster makes exactly N updates (ctx.steps), whatever happens to its workers
 --steps N   every worker makes N steps of its own
@@ -15,7 +15,7 @@ import paceline
 class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(32))
 
     def forward(self) -> torch.Tensor:
         return self.weight.sum()
@@ -35,7 +35,7 @@ def main() -> None:
         model().backward()
         optimizer.step()
     ctx.pull()
-    ctx.log({"updates": -model.weight.item()})
+    ctx.log({"updates": -model.weight[0].item()})
 
 
 if __name__ == "__main__":

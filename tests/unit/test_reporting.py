@@ -1,0 +1,60 @@
+"""WHAT does a worker tell of itself after it was started again? Steps of all its lives, rates of this one."""
+
+from typing import Any
+
+from paceline.worker.reporting import Reporter
+
+
+class Stepping:
+    """A worker that has done `steps`, most of them before it was killed."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def newest_step(self) -> int:
+        return self.steps
+
+
+class Sink:
+    """Keeps the last tick."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] = {}
+
+    def tick(self, **fields: Any) -> None:
+        self.last = fields
+
+    def event(self, kind: str, **fields: Any) -> None:
+        pass
+
+
+def test_the_last_step_has_its_line_once() -> None:
+    said: list[str] = []
+    reporter = Reporter(None, said.append, is_chief=False)
+    stepping = Stepping(0)
+    reporter.stop()
+    reporter.begin(stepping, waited_s=0.0)
+    reporter.last_step(1, stepping)
+    for _ in range(5):
+        reporter.clock.step(samples=10)
+        stepping.steps += 1
+        reporter.stepped(1, stepping, now_s=100.0)  # only the first has a line: a few a second are enough
+    reporter.last_step(1, stepping)
+    reporter.end(1, stepping, discarded=0)
+    steps = [line.partition(": ")[2] for line in said if "training step" in line]
+    assert steps == [f"Worker 1: training step {n} done (global step: {n})" for n in (1, 5)]
+
+
+def test_after_a_restart_rates_begin_with_this_life_and_steps_do_not() -> None:
+    reporter = Reporter(None, lambda line: None, is_chief=False)
+    reporter.sink = sink = Sink()  # type: ignore[assignment]
+    stepping = Stepping(1_000_000)
+    reporter.stop()  # no ticks of its own: the last one is looked at
+    reporter.begin(stepping, waited_s=0.0)
+    for _ in range(3):
+        reporter.clock.step(samples=10)
+        stepping.steps += 1
+    report = reporter.end(0, stepping, discarded=0)
+    assert report.steps == sink.last["step"] == 1_000_003, "the live line and the last block agree"
+    took_s = sum(reporter.clock._took)
+    assert sink.last["steps_per_s"] < 1000 / took_s, "three steps, not a million"

@@ -76,6 +76,15 @@ def said(process: Process) -> list[str]:
     return [masked(line) for line in process.lines]
 
 
+def stop(*tasks: Process) -> None:
+    """They serve for ever; one that had not come to join() yet dies of the signal."""
+    for task in tasks:
+        assert task.popen.poll() is None, f"{task.name} has ended by itself"
+        task.signal(signal.SIGTERM)
+    for task in tasks:
+        assert task.end() in (0, -signal.SIGTERM)
+
+
 def test_placement_of_document_001(processes: Processes, tmp_path: Path) -> None:
     process = processes.start("python", program("001", "placement", tmp_path)).ends_with(0)
     expected = lines_of("001", "what placement prints")
@@ -114,9 +123,7 @@ def test_hello_first_and_second_of_document_004(
     for process, name in ((first, "what hello first prints"), (second, "what hello second prints")):
         expected, printed = lines_of("004", name), said(process)
         assert [line for line in printed if line in expected] == expected, f"{printed}, not {expected}"
-    for process in (first, second):
-        process.signal(signal.SIGTERM)
-        process.ends_with(0)
+    stop(first, second)
 
 
 @pytest.mark.slow
@@ -132,10 +139,7 @@ def test_hello_pinned_to_the_other_task_of_document_004(processes: Processes, po
     first.wait_for("b'Hello, distributed tensorflow.'")
     expected = lines_of("004", "what hello pinned prints")
     assert [line for line in said(first) if line in expected] == expected
-    first.signal(signal.SIGINT)
-    first.ends_with(130)
-    second.signal(signal.SIGTERM)
-    second.ends_with(0)
+    stop(first, second)
 
 
 def test_the_config_of_document_001() -> None:

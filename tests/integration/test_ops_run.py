@@ -1,0 +1,37 @@
+"""DO ops work under `paceline run`? One client, workers that only join, and a run that ends when the client is done."""
+
+import re
+from pathlib import Path
+
+import pytest
+from process_fixtures import PROGRAMS
+from processes import Processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+PROGRAM = PROGRAMS / "serves_ops.py"
+
+
+def test_workers_that_only_join_end_with_their_client(processes: Processes, tmp_path: Path) -> None:
+    run = processes.paceline("run", "--ps=1", "--workers=3", "--run-dir=r", PROGRAM).ends_with(0)
+    logs = [(tmp_path / "r" / "logs" / f"worker-{index}.log").read_text() for index in range(3)]
+    said = re.findall(r"^worker:(\d) says (\[.*\]), (\w+) process$", logs[0], re.M)
+    assert said == [
+        ("0", "[0.0, 1.0, 4.0, 9.0]", "this"),
+        ("1", "[1.0, 4.0, 9.0, 16.0]", "another"),
+        ("2", "[4.0, 9.0, 16.0, 25.0]", "another"),
+    ]
+    assert "worker:1 was let go" in logs[1] and "worker:2 was let go" in logs[2]
+    assert "Training failed" not in run.text
+
+
+def test_a_launched_ps_runs_no_ops(processes: Processes, tmp_path: Path) -> None:
+    script = tmp_path / "asks_ps.py"
+    script.write_text(
+        "import paceline\n"
+        "@paceline.op\ndef f(): return 1\n"
+        "server = paceline.Server()\n"
+        'with paceline.device("/job:ps/task:0"):\n    f()\n'
+    )
+    run = processes.paceline("run", "--ps=1", "--workers=1", "--max-restarts=0", "--run-dir=r", script)
+    assert run.end() != 0
+    assert "ps:0 holds parameters and runs no ops; name one of: worker:0" in run.text

@@ -27,9 +27,9 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.launchers import closing, entry, joining, live, local, ports, supervisor
-from paceline.launchers import task as tasks
 from paceline.telemetry.lines import error_line
 from paceline.telemetry.paths import RunPaths
+from paceline.transport import held
 from paceline.wire import messages as m
 from paceline.worker.control import Running, running
 
@@ -39,9 +39,9 @@ VERBS = [
     ["run"],
     ["serve"],
     ["demo"],
-    ["kv"],
     ["emit"],
     ["emit", "docker"],
+    ["kv"],
     ["kv", "ls"],
     ["kv", "get"],
     ["chaos"],
@@ -288,13 +288,13 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         (["demo", "--slow", "worker:1", "--", "--epochs", "1"], "write it as worker:1=5x"),
         (["run", "--ps", "0", "train.py"], "at least 1"),
         (["run", "--save-every", "often", "train.py"], "--save-every"),
-        (["run", "--lane", "inproc", "train.py"], "inproc"),
         (
             ["run", "--save-every", "0.5s", "train.py"],
             "--save-every is '0.5s'; use a number of steps (500), a time (10m,",
         ),
         (["run", "--chaos", "", "train.py"], "--chaos is empty; name what it is to do, or leave it out"),
         (["demo", "--slow", " "], "--slow is empty"),
+        (["run", "--lane", "inproc", "train.py"], "inproc"),
         (["run", "--ps-hosts", "localhost", "train.py"], "has no port"),
         (["run", "--ps-hosts", "h:1,h:1", "train.py"], "both have the address"),
         (["run", "--ps-hosts", "192.0.2.1:2222", "train.py"], "not an address of this host"),
@@ -644,7 +644,7 @@ def test_who_joins_takes_a_place_that_nobody_has(tmp_path: Path) -> None:
 
 def test_two_that_join_at_once_get_different_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "r")
-    monkeypatch.setattr(tasks, "_held", {})
+    monkeypatch.setattr(held, "_HELD", {})
     taken = run.cluster.address(Task("worker", 1)).rpartition(":")
     places = [Task("worker", 1), Task("worker", 2)]
     with socket.create_server((taken[0], int(taken[2]))):
@@ -656,7 +656,7 @@ def test_two_that_join_at_once_get_different_places(tmp_path: Path, monkeypatch:
 def test_who_joins_gets_the_settings_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "r", mode="sync", replicas_to_aggregate=2, slow="worker:2=3x")
     monkeypatch.setattr(joining, "ask_status", lambda run: m.Status([], [], 5, live=[0, 1]))
-    monkeypatch.setattr(tasks, "_held", {})
+    monkeypatch.setattr(held, "_HELD", {})
     found = joining.join(run.run_dir)
     assert (found.task, found.source, found.secret) == (Task("worker", 2), "run folder", run.secret)
     assert found.incarnation > 1, "newer than what the launcher starts"

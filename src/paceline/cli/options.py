@@ -101,18 +101,6 @@ RunDir = Annotated[
 ]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Print every N-th step; 0: a few lines a second.")]
 LogPlacement = Annotated[bool, typer.Option("--log-device-placement", help="Print where every variable went.")]
-Keep = Annotated[int, typer.Option("--keep", help="How many checkpoints stay.")]
-Resume = Annotated[
-    str,
-    typer.Option("--resume", metavar="auto|PATH|none", help="Go on from a checkpoint: auto takes the run's newest."),
-]
-Reseed = Annotated[
-    bool, typer.Option("--reseed", help="A ps that lost its memory gets the freshest worker's parameters.")
-]
-MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="How often a task that failed is started again.")]
-LeaseS = Annotated[float, typer.Option("--lease-s", help="Seconds of silence after which a task is out.")]
-StallS = Annotated[
-    float | None,
 WorkerDevice = Annotated[
     str,
     typer.Option(
@@ -136,6 +124,18 @@ AllowGrowth = Annotated[
 MemoryFraction = Annotated[
     float | None, typer.Option("--gpu-memory-fraction", metavar="F", help="A worker's share of its card's memory.")
 ]
+Keep = Annotated[int, typer.Option("--keep", help="How many checkpoints stay.")]
+Resume = Annotated[
+    str,
+    typer.Option("--resume", metavar="auto|PATH|none", help="Go on from a checkpoint: auto takes the run's newest."),
+]
+Reseed = Annotated[
+    bool, typer.Option("--reseed", help="A ps that lost its memory gets the freshest worker's parameters.")
+]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", help="How often a task that failed is started again.")]
+LeaseS = Annotated[float, typer.Option("--lease-s", help="Seconds of silence after which a task is out.")]
+StallS = Annotated[
+    float | None,
     typer.Option("--stall-s", help="Seconds without progress after which it is out; 0: never.  [max(300, 20 steps)]"),
 ]
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt what travels on tcp.")]
@@ -185,6 +185,12 @@ SHARED: dict[str, object] = {
     "max_restarts": MaxRestarts,
     "log_every": LogEvery,
     "log_device_placement": LogPlacement,
+    "worker_device": WorkerDevice,
+    "ps_device": PsDevice,
+    "virtual_gpus": VirtualGpus,
+    "soft_placement": SoftPlacement,
+    "allow_growth": AllowGrowth,
+    "gpu_memory_fraction": MemoryFraction,
     "lease_s": LeaseS,
     "stall_s": StallS,
     "wait_s": WaitS,
@@ -200,12 +206,6 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     own = inspect.signature(verb)
 
     @functools.wraps(verb)
-    "worker_device": WorkerDevice,
-    "ps_device": PsDevice,
-    "virtual_gpus": VirtualGpus,
-    "soft_placement": SoftPlacement,
-    "allow_growth": AllowGrowth,
-    "gpu_memory_fraction": MemoryFraction,
     def called(**params: object) -> None:
         verb(**{name: params[name] for name in own.parameters})
 

@@ -70,8 +70,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch_s: float | None = None  # mean of the epochs after the first; with one epoch, that one
     samples_per_s: float | None = None
     ended_at_s: float | None = None
-    metrics: Metrics = {}
     device: str = ""  # what it trained on: /cpu:0, or /gpu:1 (virtual)
+    metrics: Metrics = {}
     is_lost: bool = msgspec.field(default=False, name="lost")
 
 

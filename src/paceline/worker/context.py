@@ -129,6 +129,18 @@ class Context:
         version: int = self._trainee.client.links[0].version
         return version
 
+    @property
+    def run_dir(self) -> Path | None:
+        """The run folder, also for what a script writes itself: a picture put there is named at the end of the run.
+        None without a cluster, and by hand without --run-dir."""
+        paths = self._paths()
+        return paths.root if paths is not None else None
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether the ps keep averaged parameters (--ema), which ctx.ema() shows."""
+        return self._assignment is not None and self._assignment.settings.ema is not None
+
     # --- preparing --------------------------------------------------------------------------------------------
 
     def prepare(self, *objects: Any, shard: bool = True) -> Any:
@@ -305,6 +317,7 @@ class Context:
                 number += 1
                 trainee.settle()
             self.progress.boundary(m.STEP, is_last=True)
+            self._reporter.last_step(self.worker_index, trainee)
         finally:
             trainee.wants_ticket = False
 
@@ -317,7 +330,6 @@ class Context:
             self._trainee.refresh()
         self._trainee.has_ticket = isinstance(ticket, m.Ticket) and ticket.is_granted
         return bool(self._trainee.has_ticket)
-            self._reporter.last_step(self.worker_index, trainee)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""

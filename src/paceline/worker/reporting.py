@@ -94,6 +94,7 @@ class Reporter:
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)
+        report = msgspec.structs.replace(report, device=self._device)
         self.sink.event("report", task=self._task, report=msgspec.to_builtins(report))
         return report
 
@@ -105,7 +106,6 @@ class Reporter:
         self.stop()
         if self._events is not None:
             self._events.close()
-        report = msgspec.structs.replace(report, device=self._device)
         self.sink.close()
 
     def _tick(self, stepping: Stepping) -> None:
@@ -123,5 +123,5 @@ class Reporter:
             steps_per_s=round(steps_per_s, 2),
             metrics=dict(self._metrics),
             phase="train",
-        )
             device=self._device,
+        )

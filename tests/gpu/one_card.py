@@ -103,7 +103,7 @@ def check_hidden(folder: Path) -> str:
     pinned.check_done()
     assert pinned.logs["worker-1"].count("There is no /gpu:5 here") == 1, pinned.logs
     refused = Ran(folder / "refused", "--worker-device", "/gpu:5", "--no-soft-placement")
-    assert refused.code == 2 and "/gpu:5" in refused.output.replace("/device:GPU:5", "/gpu:5"), refused.output
+    assert refused.code == 2 and "/gpu:5" in refused.output, refused.output
     return "CPU, said once, refused"
 
 

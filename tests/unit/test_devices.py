@@ -216,6 +216,12 @@ def test_the_three_options_of_the_document() -> None:
     assert str(ConfigProto()) == ""
 
 
+def test_virtual_gpus_of_the_flags_stay_under_a_config_of_the_program() -> None:
+    torch_devices.configure(GpuUse(virtual=2))
+    torch_devices.serve_all(ConfigProto(allow_soft_placement=False).gpu_use(), print)
+    assert (torch_devices.here().use.virtual, torch_devices.here().use.is_soft) == (2, False)
+
+
 def test_a_mistyped_option_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'allow_soft_placement'"):
         ConfigProto().allow_soft_placment = True  # type: ignore[attr-defined]

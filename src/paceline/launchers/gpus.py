@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from paceline.cluster.devices import Device
-from paceline.cluster.pinning import VISIBLE, GpuUse, check_memory, parse, pinned, visible
+from paceline.cluster.pinning import CPU, VISIBLE, GpuUse, check_memory, parse, pinned, visible
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
@@ -50,14 +50,16 @@ def check(settings: Settings, cluster: ClusterSpec, num_cards: int) -> None:
         device = pinned(settings, cluster, task, count)
         if device.kind == "GPU" and (device.index or 0) >= count:
             have = f"/gpu:0 to /gpu:{count - 1}" if count else "no GPU"
-            raise UsageError(f"{task} is to compute on {device}, and there is {have} here (--no-soft-placement).")
+            raise UsageError(
+                f"{task} is to compute on {short(device)}, and there is {have} here (--no-soft-placement)."
+            )
 
 
 def divided(settings: Settings, cluster: ClusterSpec, num_cards: int) -> dict[Task, Device]:
-    """The device of every worker."""
+    """The device of every worker; the CPU, where one was asked for that is not there."""
     count = GpuUse.of(settings).count(num_cards)
-    there = {task: pinned(settings, cluster, task, count) for task in cluster.workers}
-    return {task: device if is_there(device, count) else Device(kind="CPU", index=0) for task, device in there.items()}
+    asked = {task: pinned(settings, cluster, task, count) for task in cluster.workers}
+    return {task: device if is_there(device, count) else CPU for task, device in asked.items()}
 
 
 def is_there(device: Device, count: int) -> bool:
@@ -71,16 +73,25 @@ def told(settings: Settings, cluster: ClusterSpec, num_cards: int) -> list[str]:
     >>> cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
     >>> told(Settings(run_id="", virtual_gpus=2), cluster, num_cards=1)
     ['Devices: worker:0 on /gpu:0 (virtual), worker:1 on /gpu:1 (virtual); 1 card is visible']
+    >>> told(Settings(run_id="", worker_device="/cpu:0,/gpu:0"), cluster, num_cards=0)
+    ['Devices: worker:0 on /cpu:0, worker:1 on /cpu:0 (there is no /gpu:0); no cards are visible']
     """
     if not num_cards and not settings.worker_device and not settings.virtual_gpus:
         return []
-    mark = " (virtual)" if settings.virtual_gpus else ""
+    count = GpuUse.of(settings).count(num_cards)
     parts = []
     for task, device in divided(settings, cluster, num_cards).items():
-        name = f"/{str(device.kind).lower()}:{device.index or 0}"
-        parts.append(f"{task} on {name}{mark if device.kind == 'GPU' else ''}")
+        asked = pinned(settings, cluster, task, count)
+        mark = " (virtual)" if settings.virtual_gpus and device.kind == "GPU" else ""
+        mark = mark if device.kind == asked.kind else f" (there is no {short(asked)})"
+        parts.append(f"{task} on {short(device)}{mark}")
     seen = f"{num_cards or 'no'} card{' is' if num_cards == 1 else 's are'} visible"
     return [f"Devices: {', '.join(parts)}; {seen}"]
+
+
+def short(device: Device) -> str:
+    """A device as users write it: /gpu:0."""
+    return f"/{str(device.kind).lower()}:{device.index or 0}"
 
 
 def environ_of(task: Task, settings: Settings) -> dict[str, str]:

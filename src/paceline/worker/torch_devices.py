@@ -160,7 +160,9 @@ def _tell_no_card(asked: str | None, hardware: Hardware, say: Callable[[str], No
 
 
 def serve_all(use: GpuUse, say: Callable[[str], None]) -> None:
-    """For a process that serves ops on all its cards: what a session's or a server's config says holds on each."""
+    """For a process that serves ops on all its cards: what a session's or a server's config says holds on each. Virtual
+    ones stay what the flags have made them: TensorFlow's config has no word for them."""
+    use = msgspec.structs.replace(use, virtual=use.virtual or here().use.virtual)
     configure(use)
     at_first_use([torch.device("cuda", index) for index in range(here().real)], use, 1, say)
 

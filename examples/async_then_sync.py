@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000, help="of the whole cluster; half of them async")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--data-dir", help="a folder with MNIST; the embedded set when left out")
     return parser.parse_args()
 
 
@@ -39,7 +40,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 def main() -> None:
     args = arguments()
     ctx = paceline.init()
-    digits = mnist.load()
+    digits = mnist.load(args.data_dir)
     train = TensorDataset(torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y))
     test = torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y)
 

@@ -25,17 +25,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--batches", type=int, default=550, help="of 100 images, in an epoch")
     parser.add_argument("--lr", type=float, default=0.001)
+    parser.add_argument("--seed", type=int, default=1, help="of the first weights")
+    parser.add_argument("--data_dir", help="a folder with MNIST; the embedded set when left out")
     return parser.parse_known_args()[0]  # --job_name and --task_index are for paceline.init
 
 
 def main(mode: str) -> None:
     args = arguments()
     ctx = paceline.init(mode=mode)  # a ps serves here, and ends when the workers are done
-    digits = mnist.load().tensorflow_split()
+    digits = mnist.load(args.data_dir).tensorflow_split()
     train = TensorDataset(torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y))
-    test_x, test_y = torch.from_numpy(digits.test_x), torch.from_numpy(digits.test_y)
+    test_x, test_y = torch.from_numpy(digits.test_x).to(ctx.device), torch.from_numpy(digits.test_y).to(ctx.device)
 
-    model = document_000(seed=1)
+    model = document_000(args.seed).to(ctx.device)  # which one: --worker-device, or this worker's share of the cards
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     loader = DataLoader(train, batch_size=100, shuffle=True)
     model, optimizer, loader = ctx.prepare(model, optimizer, loader, shard=False)
@@ -44,7 +46,7 @@ def main(mode: str) -> None:
         began = time.monotonic()
         for images, labels in islice(loader, args.batches):
             optimizer.zero_grad()
-            loss = cross_entropy(model(images), labels)
+            loss = cross_entropy(model(images.to(ctx.device)), labels.to(ctx.device))
             loss.backward()
             optimizer.step()
         ctx.log({"loss": loss.item()})

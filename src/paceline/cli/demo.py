@@ -10,11 +10,14 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.run import start
 from paceline.cluster.spelling import hint
-from paceline.errors import UsageError
+from paceline.errors import EXIT_OK, UsageError
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[mnist] [-- ARGS...]", help="Which demo, and after -- its arguments."),
+    typer.Argument(
+        metavar="[mnist|autoencoder|transformer|cifar10] [-- ARGS...]",
+        help="Which demo, and after -- its arguments.",
+    ),
 ]
 
 
@@ -29,11 +32,22 @@ def demo(
     run_dir: o.RunDir = None,
     dry_run: o.DryRun = False,
 ) -> None:
-    """Train MNIST (it ships inside the package) on 1 ps + 2 workers."""
+    """Train on 1 ps + 2 workers: MNIST (it ships inside the package), or another of the built-in programs."""
     from paceline.launchers.demos import DEMOS
 
     rest = list(words or ())
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "mnist"
     if name not in DEMOS:
         raise UsageError(f"Unknown demo {name!r}; {hint(name, DEMOS)}.")
-    raise typer.Exit(start(ctx.params, str(DEMOS[name]), tuple(rest), is_module=False))
+    chosen = DEMOS[name]
+    own = {flag: value for flag, value in chosen.flags.items() if is_default(ctx, flag)}
+    code = start({**ctx.params, **own}, str(chosen.script), tuple(rest), is_module=False)
+    if code == EXIT_OK and not dry_run:
+        typer.echo(f"Look at {chosen.look_at}")
+    raise typer.Exit(code)
+
+
+def is_default(ctx: typer.Context, flag: str) -> bool:
+    """Whether the user has said nothing about a flag."""
+    source = ctx.get_parameter_source(flag)
+    return source is not None and source.name == "DEFAULT"

@@ -1,0 +1,1 @@
+../src/paceline/launchers/demos/autoencoder.py

@@ -1,0 +1,1 @@
+../src/paceline/launchers/demos/transformer.py

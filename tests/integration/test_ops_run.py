@@ -21,7 +21,24 @@ def test_workers_that_only_join_end_with_their_client(processes: Processes, tmp_
         ("2", "[4.0, 9.0, 16.0, 25.0]", "another"),
     ]
     assert "worker:1 was let go" in logs[1] and "worker:2 was let go" in logs[2]
-    assert "Training failed" not in run.text
+    assert "Training failed" not in run.text and "did not end properly" not in run.text
+
+
+def test_a_client_that_ends_before_the_others_have_started(processes: Processes, tmp_path: Path) -> None:
+    script = tmp_path / "quick.py"
+    script.write_text(
+        "import os, pathlib, threading\n"
+        "import paceline\n"
+        "from paceline.cluster.discovery import discover\n"
+        "task, done = discover().task, pathlib.Path('r/telemetry/worker-0.jsonl')\n"
+        "while task.index and not (done.exists() and 'client_done' in done.read_text()):\n"
+        "    threading.Event().wait(0.05)\n"
+        "server = paceline.Server()\n"
+        "if task.index:\n"
+        "    server.join()\n"
+    )
+    processes.paceline("run", "--ps=1", "--workers=2", "--run-dir=r", script).ends_with(0)
+    assert "Started server with target" in (tmp_path / "r" / "logs" / "worker-1.log").read_text()
 
 
 def test_a_launched_ps_runs_no_ops(processes: Processes, tmp_path: Path) -> None:

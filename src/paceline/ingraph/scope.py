@@ -25,7 +25,7 @@ class device:  # TensorFlow’s name for it
     """Ops called in this block run on that device; an inner block refines an outer one, None forgets it.
 
     >>> with device("/job:worker/task:1"), device("/gpu:0"):
-    ...     str(current())
+    ...     str(use())  # what an op asks
     '/job:worker/task:1/device:GPU:0'
     """
 

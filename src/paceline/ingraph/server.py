@@ -6,6 +6,7 @@ in the same process finds it. Whoever holds the secret may call ops; nobody else
 
 import atexit
 import errno
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,9 @@ from paceline.worker.exits import let_errors_set_the_exit_code
 
 assert copies.tower and residents.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
+LOOK_S = 1.0  # how often join() looks up; a signal is seen between two waits, on every system
+CLIENT_DONE = "client_done"  # the kind of the chief's last record
+TAIL_BYTES = 4096
 LOCALHOST = "localhost"
 
 
@@ -119,14 +123,16 @@ class Server:
         _listen(self._reception, self._assignment)
         become(self.neighbours)
         _servers.append(self)
+        _made.append(self)
         atexit.register(self.stop)
 
     def join(self) -> None:
         """Serve until this task is stopped: by SIGTERM, by Ctrl+C, by stop(), or by the client of a launched run."""
         try:
             with _on_sigterm(self._over.set):
-                while not self._over.wait(1.0):  # a signal is seen between two waits, on every system
-                    pass
+                while not self._over.wait(LOOK_S):
+                    if _client_is_done(self._assignment):  # it ended before this task was there to be told
+                        break
         except KeyboardInterrupt:
             say("Interrupted.")
             self.stop()
@@ -161,21 +167,37 @@ class Server:
 
 def finish(is_ok: bool) -> None:
     """After a script that was launched: when the chief is done as a client, the tasks that only join are done too."""
-    for server in list(_servers):
+    while _made:
+        server = _made.pop()
         if is_ok and server._assignment.source == "launcher" and server.task in server.cluster.workers:
-            _report(server._assignment)
-            if server.task == server.cluster.chief:
+            is_client = server.task == server.cluster.chief
+            _report(server._assignment, is_client)
+            if is_client:
                 server.stop_others()
         server.stop()
 
 
-def _report(assignment: Assignment) -> None:
+def _report(assignment: Assignment, is_client: bool) -> None:
     """A worker that served ops has done its part, though it trained nothing: the summary is not to call it lost."""
-    run_dir = assignment.settings.run_dir
-    if run_dir is not None:
+    if assignment.settings.run_dir is not None:
+        path = RunPaths(assignment.settings.run_dir).telemetry(assignment.task)
         report = WorkerReport(index=assignment.cluster.worker_index(assignment.task))
-        path = RunPaths(run_dir).telemetry(assignment.task)
         append(path, "report", task=str(assignment.task), report=msgspec.to_builtins(report))
+        if is_client:
+            append(path, CLIENT_DONE, task=str(assignment.task))
+
+
+def _client_is_done(assignment: Assignment) -> bool:
+    """Whether the chief of a launched run has written that it needs no ops any more."""
+    run_dir, workers = assignment.settings.run_dir, assignment.cluster.workers
+    if assignment.source != "launcher" or run_dir is None or not workers or assignment.task == workers[0]:
+        return False
+    try:
+        with RunPaths(run_dir).telemetry(workers[0]).open("rb") as records:
+            records.seek(max(0, records.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return CLIENT_DONE.encode() in records.read()
+    except OSError:
+        return False
 
 
 def _assignment(
@@ -210,6 +232,7 @@ def _listen(reception: Reception, assignment: Assignment) -> None:
     try:
         reception.listen(address, _lanes(assignment.settings.lane))
     except OSError as error:
+        reception.shut()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"Port {port} of {task} ({address}) is in use; end what listens there.") from error
         if error.errno != errno.EADDRNOTAVAIL:
@@ -244,4 +267,5 @@ def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-_servers: list[Server] = []
+_servers: list[Server] = []  # that listen
+_made: list[Server] = []  # since the script began

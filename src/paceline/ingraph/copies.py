@@ -20,7 +20,7 @@ from paceline.errors import ConnectionLost, ProtocolError, UsageError
 from paceline.ingraph import layers
 from paceline.ingraph.mirror import signature
 from paceline.ingraph.op import find, op
-from paceline.ingraph.replicas import computed, follow, moved, training_of
+from paceline.ingraph.replicas import computed, follow, heed_threads, moved, training_of
 from paceline.worker.torch_devices import torch_device
 
 News = dict[str, Any]
@@ -30,7 +30,9 @@ class Copy:
     """A module as somebody else has it, on a device of this task."""
 
     def __init__(self, how: dict[str, Any]) -> None:
-        self.module = _made(how)
+        heed_threads()  # in the thread of this connection, which runs all its calls
+        with _undrawn():
+            self.module = _made(how)
         self.device = torch_device(Device.parse(how["device"]))
         self.module.to(self.device)
         wanted, found = [(n, list(s)) for n, s in how["tensors"]], signature(self.module)
@@ -99,13 +101,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         generator.manual_seed(seed)
         yield
         return
-    with _generator:
-        before = torch.get_rng_state()
-        torch.random.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(before)
+    with _undrawn():
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 # --- parts of a model ---------------------------------------------------------------------------------------------
@@ -171,13 +169,20 @@ def _drawing(state: Any) -> Iterator[list[Any]]:
     if state is None:
         yield drawn
         return
+    with _undrawn():
+        torch.set_rng_state(state)
+        yield drawn
+        after = torch.get_rng_state()
+        drawn[0] = None if torch.equal(after, state) else after
+
+
+@contextmanager
+def _undrawn() -> Iterator[None]:
+    """One at a time, and afterwards torch's generator is as if nothing had been drawn inside."""
     with _generator:
         before = torch.get_rng_state()
-        torch.set_rng_state(state)
         try:
-            yield drawn
-            after = torch.get_rng_state()
-            drawn[0] = None if torch.equal(after, state) else after
+            yield
         finally:
             torch.set_rng_state(before)
 

@@ -19,6 +19,7 @@ _CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding
 _NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
 _MAX_POOL = ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")
 _AVERAGE_POOL = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+_EMBEDDING = ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
 LAYERS: dict[str, tuple[str, ...]] = {  # of torch.nn: the arguments of the class, each of which is an attribute too
@@ -37,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of torch.nn: the arguments of the clas
     "Dropout": ("p", "inplace"),
     "Dropout2d": ("p", "inplace"),
     "ELU": ("alpha", "inplace"),
-    "Embedding": ("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq"),
+    "Embedding": _EMBEDDING,
     "Flatten": ("start_dim", "end_dim"),
     "GELU": ("approximate",),
     "GRU": _RECURRENT,

@@ -8,6 +8,7 @@ Must never send a value that lies there already: values are compared by a hash, 
 import copy
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.ingraph import layers, neighbours
 from paceline.ingraph.op import Op
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import tensors_of, trained_of, training_of
+from paceline.views import as_bytes
 from paceline.worker.torch_copies import REDUCE
 
 Build = Callable[..., nn.Module]
@@ -42,6 +44,7 @@ class Mirror:
         self.task = remote.name
         self.lock = threading.RLock()  # around news and their call, where several threads could be at it
         self._remote = remote
+        self._end = weakref.finalize(self, remote.close)  # nobody closes a module
         self._how = {**how(module, build), "device": hardware, "tensors": signature(module)}
         self._heard: News | None = None
         self._given_away = 0  # so many values, the first ones, are the copy's own
@@ -55,7 +58,7 @@ class Mirror:
         heard, tensors, kept = self._heard, tensors_of(module), self._given_away
         hashes = [b""] * kept + [digest(tensor) for tensor in tensors[kept:]]
         before = heard.hashes if heard is not None else [b""] * len(hashes)
-        changed = [number for number, pair in enumerate(zip(hashes, before, strict=True)) if pair[0] != pair[1]]
+        changed = [number for number in range(kept, len(hashes)) if hashes[number] != before[number]]
         told: dict[str, Any] = {"values": [(number, tensors[number].clone()) for number in changed]}
         modes = training_of(module), trained_of(module)
         if heard is None and not kept:
@@ -87,7 +90,7 @@ class Mirror:
             self._heard.hashes[number] = digest(value)
 
     def close(self) -> None:
-        self._remote.close()
+        self._end()
 
 
 def remote_for(device: Device) -> Remote | None:
@@ -130,6 +133,6 @@ def signature(module: nn.Module) -> list[tuple[str, list[int]]]:
 
 def digest(tensor: torch.Tensor) -> bytes:
     """A hash of a value and of how it lies in memory."""
-    plain = tensor.detach().cpu().contiguous().reshape(-1)
-    data = plain.view(torch.uint8).numpy() if plain.numel() else b""
+    plain = tensor.detach().cpu().contiguous()
+    data = as_bytes(plain) if plain.numel() else b""
     return xxhash.xxh3_128_digest(data) + repr((tensor.stride(), tensor.dtype)).encode()

@@ -194,7 +194,7 @@ class _Crossing(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         of_inputs, of_parameters = ctx.across.backward(ctx.number, gradients)
         told = iter([*of_inputs, *of_parameters])

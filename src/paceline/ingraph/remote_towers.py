@@ -34,6 +34,7 @@ class RemoteTower:
         self._number = number
         self._news: News | None = None
         self._passes = 0
+        self._seed = torch.initial_seed()
 
     def load(self, model: nn.Module) -> None:
         self._news = self._mirror.news(model)
@@ -42,7 +43,7 @@ class RemoteTower:
         assert self._news is not None, "load() comes first"
         given = dict(batch) if isinstance(batch, Mapping) else tuple(batch)
         self._passes += 1
-        seed = (torch.initial_seed() + (self._passes << 20) + self._number) % (1 << 63)
+        seed = (self._seed + (self._passes << 20) + self._number) % (1 << 63)
         name = op_name(loss, "loss")
         told = self._mirror.call(copies.tower, self._news, name, given, seed, self._number == 0)
         return Computed(*told)

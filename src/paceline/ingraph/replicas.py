@@ -94,6 +94,14 @@ def mean(parts: Sequence[torch.Tensor | None], device: torch.device) -> torch.Te
     return total.div_(len(parts)) if len(parts) > 1 else total
 
 
+def heed_threads() -> None:
+    """Let this thread compute on as many cores as the user has told torch; asked for the number, torch takes it over.
+
+    INVARIANT: a thread of our own computes the bits of the user's: other cores are other sums.
+    """
+    torch.get_num_threads()
+
+
 # --- what a copy must have in common with its model ---------------------------------------------------------------
 
 

@@ -37,9 +37,9 @@ class Resident:
             optimizer.state.clear()
         self._shrink()
         convert(optimizer, self)
-        module.register_state_dict_post_hook(self._fill_state_dict)
-        module.register_load_state_dict_pre_hook(self._before_load)
-        module.register_load_state_dict_post_hook(self._after_load)
+        module.register_state_dict_post_hook(lambda *told: self._fill_state_dict(*told))  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(lambda *_: self._before_load())  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_post_hook(lambda *_: self._after_load())  # type: ignore[no-untyped-call]
 
     # --- what autograd needs ----------------------------------------------------------------------------------
 
@@ -108,12 +108,12 @@ class Resident:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             state[prefix + name] = values[parameter]
 
-    def _before_load(self, *_: Any) -> None:
+    def _before_load(self) -> None:
         """Room for what is loaded; what is not in the file stays as it is."""
         for parameter, value in zip(self._module.parameters(), self._values(), strict=True):
             parameter.data = value
 
-    def _after_load(self, *_: Any) -> None:
+    def _after_load(self) -> None:
         with self._mirror.lock:
             self._mirror.ask(residents.put_values, [each.detach() for each in self._module.parameters()])
         self._shrink()

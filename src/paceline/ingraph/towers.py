@@ -11,6 +11,7 @@ With mode "async" nobody waits: each gradient is an update as soon as it is ther
 touches the model and the optimizer; towers have copies.
 """
 
+import functools
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,11 +28,13 @@ from paceline.cluster.spelling import hint
 from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import tower_on
-from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, mean, split
-from paceline.worker.torch_devices import torch_device
+from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
+from paceline.worker.torch_devices import here, torch_device
 
 SYNC, ASYNC = "sync", "async"
+VIRTUAL = " (virtual)"
 Asked = tuple[Tower, Loss, Batch]
+Done = tuple[int, int, Future[Computed]]  # which tower, from how many updates, and how it ended
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -92,7 +95,7 @@ class Towers:
         self.model = model
         self.optimizer = optimizer
         self.mode = options.mode
-        self.devices = [str(each) for each in parsed]
+        self.devices = [_shown(each) for each in parsed]
         self.step_count = 0
         self._variables = torch_device(Device.parse(options.variables))
         _move(model, optimizer, self._variables)
@@ -105,10 +108,13 @@ class Towers:
         places = {tower.place for tower in self._towers}
         self._pools: dict[str, ThreadPoolExecutor] = {}
         if len(places) > 1 or options.mode == ASYNC:
-            self._pools = {place: ThreadPoolExecutor(1, f"tower {place}") for place in places}
+            self._pools = {place: ThreadPoolExecutor(1, f"tower {place}", heed_threads) for place in places}
 
     def __len__(self) -> int:
         return len(self._towers)
+
+    def __str__(self) -> str:
+        return f"{len(self)} towers, {self.mode}: {', '.join(self.devices)}; variables on {self._variables}"
 
     # --- sync: the user's own loop ----------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class Towers:
 
     def _train_async(self, loss: Loss, batches: Iterable[Batch]) -> Iterator[Update]:
         source = iter(batches)
-        done: queue.SimpleQueue[tuple[int, int, Future[Computed]]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         running = 0
         try:
             for number in range(len(self)):
@@ -209,14 +215,14 @@ class Towers:
             for _ in range(running):  # the loop was left, or a tower failed: let the others finish
                 done.get()
 
-    def _send(self, number: int, loss: Loss, source: Iterator[Batch], done: "queue.SimpleQueue[Any]") -> bool:
+    def _send(self, number: int, loss: Loss, source: Iterator[Batch], done: "queue.SimpleQueue[Done]") -> bool:
         """Hand the next batch to a tower that is free; False when there is none."""
         for batch in source:
             check_batch(batch)
             tower = self._towers[number]
             tower.load(self.model)
             future = self._pools[tower.place].submit(tower.compute, loss, batch)
-            future.add_done_callback(lambda told, base=self.step_count: done.put((number, base, told)))
+            future.add_done_callback(functools.partial(_put, done, number, self.step_count))
             return True
         return False
 
@@ -279,6 +285,10 @@ class Towers:
         self.close()
 
 
+def _put(done: "queue.SimpleQueue[Done]", number: int, base: int, told: "Future[Computed]") -> None:
+    done.put((number, base, told))
+
+
 def _checked(devices: Sequence[str], options: Options) -> list[Device]:
     if isinstance(devices, str) or not devices:
         raise UsageError('towers needs a list of devices, such as ["/gpu:0", "/gpu:1"].')
@@ -291,6 +301,13 @@ def _checked(devices: Sequence[str], options: Options) -> list[Device]:
             "on the ps if the optimizer was prepared: ctx.prepare(model, optimizer)."
         )
     return [Device.parse(each) for each in devices]
+
+
+def _shown(device: Device) -> str:
+    """A tower's device as it was named; a card that is there under several names is marked."""
+    is_here = device.job is None and device.task is None
+    is_virtual = is_here and here().name(device).endswith(VIRTUAL)
+    return f"{device}{VIRTUAL if is_virtual else ''}"
 
 
 def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -62,6 +62,7 @@ def serve_ps(assignment):
     if os.environ.get("PS_FAILS"):
         raise RuntimeError("the shard burned")
     if os.environ.get("PS_STAYS"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # that it may end now
         signal.pause()
     pipe = os.open(os.environ["PIPE"], os.O_RDWR)  # held open, so that no byte is lost
     for _ in assignment.cluster.workers[: assignment.settings.started_workers]:

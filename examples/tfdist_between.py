@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--batches", type=int, default=550, help="of 100 images, in an epoch")
     parser.add_argument("--lr", type=float, default=0.001)
-    parser.add_argument("--seed", type=int, default=1, help="of the first weights")
+    parser.add_argument("--seed", type=int, default=1, help="of the first weights and the order of images")
     parser.add_argument("--data_dir", help="a folder with MNIST; the embedded set when left out")
     return parser.parse_known_args()[0]  # --job_name and --task_index are for paceline.init
 
@@ -37,6 +37,7 @@ def main(mode: str) -> None:
     train = TensorDataset(torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y))
     test_x, test_y = torch.from_numpy(digits.test_x).to(ctx.device), torch.from_numpy(digits.test_y).to(ctx.device)
 
+    torch.manual_seed(args.seed + ctx.worker_index)  # every worker takes the images in its own order
     model = document_000(args.seed).to(ctx.device)  # which one: --worker-device, or this worker's share of the cards
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     loader = DataLoader(train, batch_size=100, shuffle=True)

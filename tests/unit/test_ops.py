@@ -1,5 +1,6 @@
 """HOW are ops called on other tasks? Two servers in this process, real connections, everything that may go wrong."""
 
+import json
 import socket
 import threading
 
@@ -364,6 +365,16 @@ def test_a_server_outside_any_cluster_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.argv", ["script.py"])
     with pytest.raises(UsageError, match="No cluster was found for this server"):
         Server()
+
+
+def test_a_server_without_arguments_is_found_where_init_finds_it(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"cluster": serving.cluster.as_dict(), "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    serving.servers[1] = Server()
+    with neighbours.serving(serving.client), paceline.device(TASK_1):
+        assert where().endswith("task:1"), "though no job ps is there"
 
 
 def test_a_held_port_is_let_go_for_the_server(serving: Serving) -> None:

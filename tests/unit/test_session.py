@@ -8,7 +8,7 @@ import torch
 from op_servers import Serving, double, fails, meet, serving, where
 
 import paceline
-from paceline.errors import ConnectionLost, PacelineError, RemoteOpError, UsageError
+from paceline.errors import ConnectionLost, PacelineError, RemoteOpError, UsageError, WaitTimeout
 from paceline.ingraph import parts
 from paceline.ingraph.graph import Graph, Node
 from paceline.ingraph.session import Session
@@ -173,6 +173,13 @@ def test_a_closed_session_runs_nothing() -> None:
 def test_a_target_that_is_none_is_refused(target: object) -> None:
     with pytest.raises(UsageError, match="A session's target is like paceline://localhost:2222"):
         Session(target)  # type: ignore[arg-type]
+
+
+def test_an_unreachable_target_is_one_sentence(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paceline.ingraph.neighbours, "_latest", [])
+    monkeypatch.setattr("sys.argv", ["script.py", "--wait-s=0.2"])
+    with pytest.raises(WaitTimeout, match=r"gave up after \d s: paceline://127.0.0.1:\d+ at .* did not answer"):
+        Session(serving.target(0))
 
 
 # --- on two tasks ---------------------------------------------------------------------------------------------------

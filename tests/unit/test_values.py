@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, ProtocolError, UsageError
 from paceline.ingraph import values
+from paceline.wire import ops
 from paceline.wire.ops import ALIGN
 
 
@@ -186,3 +187,16 @@ def test_a_changed_description_is_refused_or_harmless(data: st.DataObject) -> No
         values.unpack(bytes(changed), values.block_of(buffers))
     except ProtocolError:
         return
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_message_about_ops_by_accident(data: bytes) -> None:
+    try:
+        ops.decode(data)
+    except ProtocolError:
+        return
+
+
+def test_a_long_traceback_keeps_both_ends() -> None:
+    short = ops.shortened("begin" + "ü" * 100_000 + "end")
+    assert short.startswith("begin") and short.endswith("end") and len(short.encode()) <= ops.MAX_TEXT

@@ -68,8 +68,10 @@ def discover(
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     script_dir: str | Path | None = None,
+    is_training: bool = True,
 ) -> Assignment | None:
-    """Find this process's task; None means that there is no cluster, so: a plain single process.
+    """Find this process's task; None means that there is no cluster, so: a plain single process. A cluster that only
+    runs ops (`is_training` False) needs no ps.
 
     >>> discover(argv=["--epochs=3"], environ={}, script_dir="/nowhere") is None
     True
@@ -90,7 +92,8 @@ def discover(
         return None
     spec, task, source = place
     settings = argv_flags.settings(given, _run_id_by_hand(spec))
-    check(settings, spec)
+    if is_training:
+        check(settings, spec)
     if settings.lane == "inproc":
         raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
     secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)

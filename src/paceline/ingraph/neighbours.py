@@ -17,6 +17,7 @@ from paceline.errors import UsageError
 from paceline.ingraph import scope
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
+from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.transport.base import Stream
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def connect(cluster: ClusterSpec | Mapping[str, Addresses]) -> Neighbours:
     ...     neighbours.cluster.jobs
     ['worker']
     """
+    let_errors_set_the_exit_code()
     made = Neighbours(discover_as(cluster))
     become(made)
     return made
@@ -137,7 +139,7 @@ def current() -> Neighbours:
         return serving
     with _finding:
         if not _latest:
-            assignment = discover()
+            assignment = discover(is_training=False)
             if assignment is None:
                 raise UsageError(
                     "A device with a job needs a cluster, and this process knows none; make a paceline.Server, call "

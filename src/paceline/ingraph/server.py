@@ -206,7 +206,7 @@ def _assignment(
     if cluster is None:
         if job_name is not None or task_index is not None:
             raise UsageError("A server with job_name or task_index needs the cluster too: Server(cluster, …).")
-        found = discover(flags=True)
+        found = discover(flags=True, is_training=False)
         if found is None:
             raise UsageError(
                 "No cluster was found for this server; give Server(cluster, job_name=…, task_index=…), start it with "

@@ -149,7 +149,7 @@ def _remote(target: str) -> Remote:
         assignment = discover_as({CLIENT.job: [address]})  # a client that knows of no cluster but the target
     cluster = assignment.cluster
     known = [Task(job, index) for job in cluster.jobs for index in cluster.task_indices(job)]
-    name = next((task.device for task in known if cluster.address(task) == address), f"the task at {address}")
+    name = next((t.device for t in known if t.job != CLIENT.job and cluster.address(t) == address), target)
     return remote_to(assignment, name, address)
 
 

@@ -26,9 +26,11 @@ class Reception:
         self._listeners: list[Listener] = []
         self._streams: set[Stream] = set()
         self._threads: set[threading.Thread] = set()
+        self._is_shut = False
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
         """Open the doors; raises OSError when the port is taken."""
+        self._is_shut = False
         for name in lanes:
             listener = LANES[name].listen(address)
             self._listeners.append(listener)
@@ -48,6 +50,7 @@ class Reception:
 
     def shut(self) -> None:
         """Close the doors and end every connection; their threads see it."""
+        self._is_shut = True
         for listener in self._listeners:
             listener.close()
         for stream in list(self._streams):
@@ -82,7 +85,8 @@ class Reception:
                 channel = accept(stream, self._secret)
             finally:
                 half_open.release()
-            self._serve(channel)
+            if not self._is_shut:  # else it came in just before, and nobody would end it
+                self._serve(channel)
         except (AuthenticationError, ConnectionLost):
             pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept
         finally:

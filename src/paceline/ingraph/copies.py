@@ -20,7 +20,7 @@ from paceline.errors import ConnectionLost, ProtocolError, UsageError
 from paceline.ingraph import layers
 from paceline.ingraph.mirror import signature
 from paceline.ingraph.op import find, op
-from paceline.ingraph.replicas import computed, follow, heed_threads, moved, training_of
+from paceline.ingraph.replicas import computed, follow, moved, training_of
 from paceline.worker.torch_devices import torch_device
 
 News = dict[str, Any]
@@ -30,7 +30,6 @@ class Copy:
     """A module as somebody else has it, on a device of this task."""
 
     def __init__(self, how: dict[str, Any]) -> None:
-        heed_threads()  # in the thread of this connection, which runs all its calls
         with _undrawn():
             self.module = _made(how)
         self.device = torch_device(Device.parse(how["device"]))

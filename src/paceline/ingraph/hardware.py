@@ -20,6 +20,7 @@ def run_on(device: Device, fn: Callable[..., Any], args: Sequence[Any], kwargs: 
     >>> run_on(Device.parse("/cpu:0"), max, (1, 2), {})
     2
     """
+    torch.get_num_threads()  # asked for it, torch lets this thread, too, compute on as many cores as the user has said
     if device.kind is None:
         return fn(*args, **kwargs)
     where = torch_device(device.hardware)

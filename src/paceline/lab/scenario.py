@@ -19,6 +19,7 @@ class Kind(Enum):
     SINGLE = "single"  # PyTorch alone; several workers are as many single processes at the same time
     CLUSTER = "cluster"  # ps and workers through the package's own entry
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker
+    IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
 
 
@@ -32,6 +33,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings(run_id="", lane="auto")
     what: str = ""  # the peer, the carrier, or what is trained
     without: tuple[str, ...] = ()  # parts of safety that are taken out: lab/bare has them
+    batch: int | None = None  # samples for each worker in a step; None: as the recipe says
     straggler: int | None = None  # this worker is slow: it runs along while the others are measured
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster.certificate import make_certificate
-from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.discovery import CLIENT, Assignment, encode_for_child
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.errors import UsageError
@@ -24,6 +24,7 @@ from paceline.transport.security import Secret
 PYTHON = (sys.executable, "-P", "-m")
 WORKER = "paceline.lab.worker_script"
 CARRIER = "paceline.lab.carriers"
+FEEDER = "paceline.lab.feeder_script"
 PEERS = Path("bench") / "peers"
 
 
@@ -42,12 +43,16 @@ class Starter:
         trained: tuple[str, ...] = (*self._data, "--what", scenario.what)
         if scenario.straggler is not None:
             trained += ("--straggler", str(scenario.straggler))
+        batch = () if scenario.batch is None else ("--batch", str(scenario.batch))
+        trained += batch
         if scenario.kind is Kind.SINGLE:
             self._alone(scenario, group, WORKER, ("single", *trained))
         elif scenario.kind is Kind.PEER:
             self._peer(scenario, group)
         elif scenario.kind is Kind.CLUSTER:
             self._cluster(scenario, group, (WORKER, "worker", *trained))
+        elif scenario.kind is Kind.IN_GRAPH:
+            self._in_graph(scenario, group, (*self._data, *batch))
         elif scenario.num_ps:
             self._cluster(scenario, group, (CARRIER, scenario.what, *self._carrier))
         else:
@@ -84,6 +89,21 @@ class Starter:
             is_along = not is_ps and cluster.worker_index(task) == scenario.straggler
             log = paths.logs(task)
             group.processes.append(Process(str(task), command, environ, log, speaks=not is_ps, runs_along=is_along))
+
+    def _in_graph(self, scenario: Scenario, group: Group, args: tuple[str, ...]) -> None:
+        """Workers that join, and a client that is none of them."""
+        paths = self._paths(scenario)
+        cluster = ClusterSpec({"worker": self._ports.addresses(scenario.num_workers)})
+        settings = msgspec.structs.replace(scenario.settings, run_id=f"lab-{slug(scenario.name)}")
+        secret = Secret(secrets.token_bytes(32), None)
+        self._ports.before_start()
+        for task in [*cluster.workers, CLIENT]:
+            is_client = task == CLIENT
+            assignment = Assignment(cluster, task, 1, settings, secret, "launcher")
+            environ = {**self._environ, **encode_for_child(assignment)}
+            joins = (*_entry(scenario), "--parent", str(os.getpid()), "--module", FEEDER, "joins", *args)
+            command = (*PYTHON, FEEDER, "client", *args) if is_client else joins
+            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=is_client))
 
     def _peer(self, scenario: Scenario, group: Group) -> None:
         """One process a rank, as torchrun would start them."""

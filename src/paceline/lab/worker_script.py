@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--what", choices=["", LARGE, SLEEP, PUSH], default="", help="document 000's recipe if left out"
     )
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--straggler", type=int, help=f"this worker sleeps {SLOWER} times as long")
     args = parser.parse_args(argv)
     orders = Orders()
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, rate = recipe(args.what)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     if args.role == "single":
-        orders.obey(trainer(model, optimizer, *loaded(args.data), seed=0))
+        orders.obey(trainer(model, optimizer, *loaded(args.data), seed=0, size=args.batch))
         return
     ctx = paceline.init()
     model, optimizer = ctx.prepare(model, optimizer)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif args.what == PUSH:
         train = pusher(model, optimizer)
     else:
-        train = trainer(model, optimizer, *loaded(args.data), seed=ctx.worker_index)
+        train = trainer(model, optimizer, *loaded(args.data), seed=ctx.worker_index, size=args.batch)
 
     def steps(count: int) -> None:
         train(count)
@@ -91,7 +92,12 @@ def loaded(data: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trainer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor, seed: int
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    seed: int,
+    size: int = BATCH,
 ) -> Steps:
     """The loop that is timed, in every process the same."""
     generator = torch.Generator().manual_seed(seed)
@@ -99,7 +105,7 @@ def trainer(
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            batch = torch.randint(0, count, (BATCH,), generator=generator)
+            batch = torch.randint(0, count, (size,), generator=generator)
             optimizer.zero_grad()
             functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

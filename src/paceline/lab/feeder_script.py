@@ -1,0 +1,65 @@
+"""WHAT do the processes of an in-graph scenario do? Workers join; the client feeds them and is timed.
+
+Run by lab/starting: `joins` in every worker, `client` once. The model, the rate and the batches are those of
+lab/worker_script, so that only who feeds whom differs. Must never hold data in a worker.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import paceline
+from paceline.ingraph import neighbours
+from paceline.lab.orders import Orders
+from paceline.lab.worker_script import BATCH, LEARNING_RATE, loaded
+from paceline.models.mlp import document_000
+
+JOB = "worker"
+
+
+@paceline.op
+def loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(images), labels)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Join, or load the data and obey."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=["joins", "client"])
+    parser.add_argument("--data", type=Path, required=True, help="folder with x.npy and y.npy")
+    parser.add_argument("--batch", type=int, default=BATCH)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    if args.role == "joins":
+        paceline.Server().join()
+        return
+    orders = Orders()
+    feed(orders, args.data, args.batch)
+
+
+def feed(orders: Orders, data: Path, size: int) -> None:
+    """One batch for each worker, all of them from here; at the end the workers are sent home."""
+    here = neighbours.current()
+    tasks = here.cluster.workers
+    images, labels = loaded(data)
+    generator = torch.Generator().manual_seed(0)
+    model = document_000(seed=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    with paceline.towers(model, optimizer, [task.device for task in tasks]) as towers:
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                chosen = [torch.randint(0, len(images), (size,), generator=generator) for _ in tasks]
+                towers.step(loss, [(images[each], labels[each]) for each in chosen])
+
+        orders.obey(steps)
+    for task in tasks:
+        here.remote(task).call("stop")
+
+
+if __name__ == "__main__":
+    main()

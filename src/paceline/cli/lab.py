@@ -11,7 +11,11 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure whi
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="What to measure: overhead, modes, apply, safety or soak.", show_default=False),
+    typer.Argument(
+        metavar="NAME",
+        help="What to measure: overhead, modes, apply, safety, accuracy, budget or soak.",
+        show_default=False,
+    ),
 ]
 Reps = Annotated[
     int | None,
@@ -21,6 +25,9 @@ Steps = Annotated[
     int | None, typer.Option("--steps", help="Steps a segment.  [default: of overhead 300, modes 50, apply 20]")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter: to see that it works, not to believe it.")]
+Short = Annotated[
+    bool, typer.Option("--short", help="Of accuracy: the same curves at a tenth of the cost (lr 0.01, 55 batches).")
+]
 Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only the lines that have TEXT in their title.")]
 Minutes = Annotated[
     float | None, typer.Option("--minutes", help="Of a soak, with faults.  [default: 30, with --quick 3]")
@@ -39,6 +46,7 @@ def run(
     reps: Reps = None,
     steps: Steps = None,
     quick: Quick = False,
+    short: Short = False,
     only: Only = "",
     out: Out = "runs/lab",
     minutes: Minutes = None,
@@ -46,6 +54,7 @@ def run(
     """Measure a matrix of runs and scenarios, print its tables and write its result file."""
     from paceline.lab.run import Request, main
 
-    raise typer.Exit(
-        main(Request(matrix=name, reps=reps, steps=steps, is_quick=quick, only=only, out=out, minutes=minutes))
+    request = Request(
+        matrix=name, reps=reps, steps=steps, is_quick=quick, is_short=short, only=only, out=out, minutes=minutes
     )
+    raise typer.Exit(main(request))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.lab import apply, modes, overhead, safety
+from paceline.lab import accuracy, apply, budget, modes, overhead, safety
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
@@ -10,4 +10,6 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "modes": modes.matrix,
     "apply": apply.matrix,
     "safety": safety.matrix,
+    "accuracy": accuracy.matrix,
+    "budget": budget.matrix,
 }

@@ -24,6 +24,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     program: tuple[str, ...]  # the module that trains, and its arguments
     num_workers: int
     settings: Settings
+    num_ps: int = 1  # 0: no cluster; the program is one process, and is told where to leave what it tells
     limit_s: float = 120.0  # then it is ended, and has failed
     needs_bytes: int = 0  # with less memory free it is skipped
 
@@ -35,8 +36,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> tuple[str, ...]:
         """What one would type to have it."""
+        if not self.num_ps:
+            return ("python", "-m", *self.program)
+        ps = ("--ps", str(self.num_ps)) if self.num_ps > 1 else ()
         return (
-            "paceline", "run", "--workers", str(self.num_workers), *flags(self.settings), "-m", *self.program,
+            "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), "-m", *self.program,
         )  # fmt: skip
 
 
@@ -64,6 +68,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepMs | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
+    epoch_s: float | None = None
+    metrics: dict[str, float | None] = {}  # what its script logged last
 
 
 class Ps(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +100,17 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker in self.workers if worker.index not in slowed]
 
 
+Runs = Sequence[tuple[Cell, Finished]]
+
+
+class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs of a table say together: another table, made when the last of them has ended."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: Callable[[Runs], list[tuple[str, ...]]]  # each as long as the columns and the remark
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Whole runs, a line each. `line` gives what stands between a cell's labels and the end of its line."""
 
@@ -102,6 +119,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     line: Callable[[Cell, Finished], tuple[str, ...]]
     note: str  # how to read it
+    verdicts: Verdicts | None = None
 
     def only(self, text: str) -> "Table":
         """The cells that have `text` in their title."""

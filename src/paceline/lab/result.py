@@ -101,6 +101,10 @@ class ResultFile:
         left = msgspec.json.decode(msgspec.json.encode(done))
         self._line("cell", {**told, "line": shown, **left})
 
+    def verdicts(self, title: str, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+        """What the runs of a table say together."""
+        self._line("verdicts", {"table": title, "lines": [dict(zip(head, line, strict=True)) for line in lines]})
+
     def segment(self, repetition: int, at: int, segment: Segment, times: Times | None) -> None:
         """None when it failed."""
         fields = {"us": None} if times is None else msgspec.to_builtins(times)

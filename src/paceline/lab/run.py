@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, scenario, soak
+from paceline.lab import MATRICES, accuracy, scenario, soak
 from paceline.lab.cells import NOT_BROKEN
 from paceline.lab.interrupts import interruptible
 from paceline.lab.progress import Progress
@@ -22,6 +22,7 @@ from paceline.lab.whole_runs import WholeRuns
 from paceline.launchers.closing import shown
 
 SOAK = "soak"
+ACCURACY = "accuracy"
 MINUTES, QUICK_MINUTES = 30.0, 3.0
 
 
@@ -32,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     reps: int | None = None  # None: as the matrix says
     steps: int | None = None
     is_quick: bool = False
+    is_short: bool = False  # of accuracy: a tenth of the cost
     out: str = "runs/lab"
     only: str = ""  # what has this in its title
     minutes: float | None = None  # of a soak, with faults
@@ -65,11 +67,17 @@ def checked(request: Request) -> Matrix:
     """The matrix that was asked for, or a UsageError before anything is made."""
     if request.minutes is not None and request.matrix != SOAK:
         raise UsageError(f"--minutes is for a soak, not for {request.matrix}; leave it out.")
+    if request.is_short and request.matrix != ACCURACY:
+        raise UsageError(f"--short is for {ACCURACY}, not for {request.matrix}; leave it out, or take --quick.")
     if request.matrix == SOAK:
         return Matrix(name=SOAK)
     if request.matrix not in MATRICES:
         raise UsageError(f"There is no matrix {request.matrix!r}; {hint(request.matrix, [*MATRICES, SOAK])}.")
     whole = MATRICES[request.matrix](request.is_quick)
+    if request.is_short:
+        whole = accuracy.matrix(request.is_quick, is_short=True)
+    if not whole.rows and (request.reps is not None or request.steps is not None):
+        raise UsageError(f"{whole.name} is whole runs: --reps and --steps are for what is measured side by side.")
     given = {"reps": request.reps, "steps": request.steps}
     amounts = msgspec.structs.replace(
         whole.amounts, **{name: value for name, value in given.items() if value is not None}

@@ -17,7 +17,7 @@ import psutil
 
 from paceline.cluster.spec import Task
 from paceline.errors import ClusterError
-from paceline.lab.cells import Cell, Finished, Table
+from paceline.lab.cells import REMARK, Cell, Finished, Runs, Table, Verdicts
 from paceline.lab.curves import TOLD
 from paceline.lab.interrupts import undisturbed
 from paceline.lab.meters import RunMeter
@@ -50,36 +50,46 @@ class WholeRuns:
         """From the first run to the last table."""
         meter = RunMeter()
         for table in self._matrix.tables:
-            lines = []
+            lines, ended = [], []
             for cell in table.cells:
-                lines.append(self._line(table, cell, RunPaths(folder / slug(cell.title))))
+                line, done = self._line(table, cell, RunPaths(folder / slug(cell.title)))
+                lines.append(line)
+                ended += [(cell, done)] if done is not None else []
                 self._done += 1
             self._progress.table(table.title, table.head, lines)  # 3
             self._progress.say(table.note)
+            if table.verdicts is not None:
+                self._judge(table.verdicts, ended)
         others = meter.others()
         self._results.others(others)
         self._progress.say(f"Meanwhile other programs used {others:.2f} cores; 0 is what a measurement wants.")
 
-    def _line(self, table: Table, cell: Cell, paths: RunPaths) -> tuple[str, ...]:
+    def _judge(self, verdicts: Verdicts, ended: Runs) -> None:
+        """What the runs that came to their end say together."""
+        head, lines = (*verdicts.columns, REMARK), verdicts.lines(ended)
+        self._progress.table(verdicts.title, head, lines)
+        self._results.verdicts(verdicts.title, head, lines)
+
+    def _line(self, table: Table, cell: Cell, paths: RunPaths) -> tuple[tuple[str, ...], Finished | None]:
+        """A cell's line; with it what the run left, unless it failed."""
         try:
             check_memory(cell, psutil.virtual_memory().available)
             self._start_and_wait(cell, paths)
-            done = read(paths)
+            done = read(paths, is_alone=not cell.num_ps)
             line = (*cell.labels, *table.line(cell, done))
         except (ClusterError, OSError, msgspec.MsgspecError) as error:
             self.failures[cell.title] = str(error)
             self._results.failed(cell.title, str(error))
             self._progress.say(f"{cell.title}: {error}")
-            return table.blank(cell, str(error))
+            return table.blank(cell, str(error)), None
         self._results.cell(table, cell, done, line)
-        return line
+        return line, done
 
     def _start_and_wait(self, cell: Cell, paths: RunPaths) -> None:
         """1. The launcher ends its tasks; a Ctrl+C here is handed on to it."""
         paths.create()
-        command = [sys.executable, "-P", "-m", *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
         log = paths.root / "logs" / "launcher.log"
-        process = Process("paceline run", command, self._environ, log, speaks=False)
+        process = Process("paceline run", command_of(cell, paths), self._environ, log, speaks=False)
         try:
             self._wait(cell, process)
         finally:
@@ -109,6 +119,14 @@ class WholeRuns:
         return f"about {duration(left_s)} left{then}"
 
 
+def command_of(cell: Cell, paths: RunPaths) -> list[str]:
+    """What is started: the cell's own command, and where its results go."""
+    python = [sys.executable, "-P", "-m"]
+    if not cell.num_ps:
+        return [*python, *cell.program, "--told", str(paths.root / TOLD)]
+    return [*python, *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
+
+
 def check_memory(cell: Cell, available_bytes: int) -> None:
     """Raise Failed when a run would not fit beside what is there."""
     if available_bytes < cell.needs_bytes:
@@ -116,9 +134,9 @@ def check_memory(cell: Cell, available_bytes: int) -> None:
         raise Failed(f"skipped: it needs about {needs} of memory, and {free} are free")
 
 
-def read(paths: RunPaths) -> Finished:
-    """2. What the run left."""
-    done = msgspec.json.decode(paths.summary.read_bytes(), type=Finished)
+def read(paths: RunPaths, is_alone: bool = False) -> Finished:
+    """2. What the run left; a process alone has no summary."""
+    done = Finished() if is_alone else msgspec.json.decode(paths.summary.read_bytes(), type=Finished)
     told = paths.root / TOLD
     return msgspec.structs.replace(done, told=msgspec.Raw(told.read_bytes())) if told.exists() else done
 

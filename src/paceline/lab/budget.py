@@ -1,0 +1,105 @@
+"""DO unequal workers share exactly 10,000 global steps? Document 002's run, with worker 1 slowed as its was.
+
+A matrix of the lab: `paceline lab run budget`. Pure; the bars are the project's own.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from paceline.cluster.settings import Settings
+from paceline.lab.cells import NONE, Cell, Finished, Table, number
+from paceline.lab.scenario import Matrix
+
+SCRIPT = "paceline.lab.budget_script"
+STEPS = 10_000
+FACTOR = 4.2  # document 002: 8,087 and 1,916 steps
+SEEDS = (1, 2, 3)
+SHARE = (3.5, 5.0)
+VALIDATION = (950.0, 1300.0)  # summed cross entropy over the 5,000 images; document 002: 1147.88 and 1122.46
+ELAPSED, LOSS = "elapsed_s", "validation_cross_entropy"  # what budget_script logs
+
+
+def matrix(is_quick: bool = False) -> Matrix:
+    """One and two ps, each from three first weights; quick: from one, and a twentieth of the steps."""
+    steps = STEPS // 20 if is_quick else STEPS
+    cells = tuple(
+        Cell(
+            title=f"{steps} steps, {num_ps} ps + 2 workers, seed {seed}",
+            labels=(f"{num_ps} ps + 2 workers", str(seed)),
+            program=(SCRIPT, "--train_steps", str(steps), "--seed", str(seed)),
+            num_ps=num_ps,
+            num_workers=2,
+            settings=Settings(run_id="", save_every="none", slow=f"worker:1={FACTOR}x"),
+            limit_s=600.0,
+        )
+        for num_ps in (1, 2)
+        for seed in SEEDS[: 1 if is_quick else None]
+    )
+    note = (
+        "Document 002: 784-100-10, ReLU, weights truncated normal, Adam lr 0.01, batch 100, cross entropy summed. "
+        f"Async, shm, a thread a process; worker 1 sleeps until its step has taken {FACTOR}x what it would. applied: "
+        "updates that ps:0 counts; elapsed: of the chief, from its first step to its last. Bars: as many applied as "
+        f"asked for, and both counts together; worker 0 {SHARE[0]} to {SHARE[1]} times as many as worker 1; validation "
+        f"cross entropy {VALIDATION[0]:.0f} to {VALIDATION[1]:.0f}. Document 002 has 8087 + 1916, 1147.88 and 1122.46."
+    )
+    columns = (
+        "topology", "seed", "applied", "worker 0", "worker 1", "share", "elapsed s", "cross entropy 0", "and 1",
+    )  # fmt: skip
+    title = f"{steps} global steps, worker 1 slowed {FACTOR} times"
+    return Matrix(name="budget", tables=(Table(title=title, columns=columns, cells=cells, line=line, note=note),))
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """How one run's steps were shared out."""
+
+    total: int
+    applied: int
+    counts: tuple[int, ...]
+    losses: tuple[float | None, ...]
+
+    @property
+    def share(self) -> float | None:
+        """Worker 0's steps for one of worker 1's."""
+        return self.counts[0] / self.counts[1] if len(self.counts) == 2 and self.counts[1] else None
+
+    def over(self, is_whole: bool) -> Iterator[str]:
+        """Which bars are missed. Of fewer steps than the document's, only the counts can be judged."""
+        if self.applied != self.total:
+            yield f"{self.applied} applied, not {self.total}"
+        if sum(self.counts) != self.total:
+            yield f"counts sum to {sum(self.counts)}"
+        if not is_whole:
+            return
+        if self.share is None or not SHARE[0] <= self.share <= SHARE[1]:
+            yield f"share {number(self.share, 2)} : 1"
+        for loss in self.losses:
+            if loss is None or not VALIDATION[0] <= loss <= VALIDATION[1]:
+                yield f"cross entropy {number(loss, 2)}"
+
+
+def shared(cell: Cell, done: Finished) -> Shared:
+    """What the run left, in these terms."""
+    return Shared(
+        total=int(cell.program[cell.program.index("--train_steps") + 1]),
+        applied=done.global_step,
+        counts=tuple(worker.steps for worker in done.workers),
+        losses=tuple(worker.metrics.get(LOSS) for worker in done.workers),
+    )
+
+
+def line(cell: Cell, done: Finished) -> tuple[str, ...]:
+    """The numbers of one run, and which bars it missed."""
+    found = shared(cell, done)
+    over = list(found.over(is_whole=found.total >= STEPS))
+    elapsed_s = done.workers[0].metrics.get(ELAPSED) if done.workers else None
+    counts = [str(count) for count in found.counts]
+    losses = [number(loss, 2) for loss in found.losses]
+    return (
+        str(found.applied),
+        *(counts + [NONE] * 2)[:2],
+        NONE if found.share is None else f"{found.share:.2f} : 1",
+        number(elapsed_s, 1),
+        *(losses + [NONE] * 2)[:2],
+        f"OVER THE BAR: {'; '.join(over)}" if over else "within the bars",
+    )

@@ -1,0 +1,73 @@
+"""HOW are 10,000 global steps shared out? Document 002's training, with a seed; summary.json has what each worker did.
+
+Started by lab/whole_runs through `paceline run`. examples/distributed.py is the same for people to read; here batches
+are cut from one tensor, so that a step is a step and not the making of a batch.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+import paceline
+from paceline.datasets import mnist
+from paceline.lab.budget import ELAPSED, LOSS
+
+BATCH, HIDDEN = 100, 100
+LR = 0.01
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--train_steps", type=int, default=10_000, help="of the whole cluster")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    ctx = paceline.init()
+    split = mnist.load().tensorflow_split()
+    model: nn.Module = two_layers()
+    model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=LR))
+    batches = endless(split, seed=1000 * args.seed + ctx.worker_index)
+    began_s = time.monotonic()
+    for _ in ctx.steps(args.train_steps):
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        summed_cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    elapsed_s = time.monotonic() - began_s
+    ctx.pull()  # the other worker may have made the last step
+    with torch.no_grad():
+        validation = summed_cross_entropy(
+            model(torch.from_numpy(split.validation_x)), torch.from_numpy(split.validation_y)
+        ).item()
+    ctx.log({LOSS: validation, ELAPSED: elapsed_s})
+    print(f"After {args.train_steps} training step(s), validation cross entropy = {validation:g}", flush=True)
+
+
+def two_layers() -> nn.Sequential:
+    first, second = nn.Linear(784, HIDDEN), nn.Linear(HIDDEN, 10)
+    for layer, deviation in ((first, 1 / 28), (second, HIDDEN**-0.5)):
+        nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(first, nn.ReLU(), second)
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Clipped, as the document's: a digit that the network rules out costs 23, not infinity."""
+    likely = logits.softmax(1).gather(1, labels[:, None]).clamp(1e-10, 1.0)
+    return -likely.log().sum()
+
+
+def endless(split: mnist.Split, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    images, labels = torch.from_numpy(split.train_x), torch.from_numpy(split.train_y)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        for chosen in torch.split(torch.randperm(len(labels), generator=generator), BATCH):
+            yield images[chosen], labels[chosen]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Document 000's accuracies, and document 002's share: the bars, held by runs of real processes.
+
+The short version: lr 0.01 and 55 batches an epoch give document 000's curve at a tenth of its cost. The whole one is
+`paceline lab run accuracy`; both are one matrix, so what is tested here is what is measured there.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.errors import EXIT_OK
+from paceline.lab import accuracy, budget
+from paceline.lab.accuracy import SEEDS, Told, in_order, verdict_lines
+from paceline.lab.cells import Cell, Finished, Runs
+from paceline.lab.progress import Progress
+from paceline.lab.result import ResultFile
+from paceline.lab.run import measure
+from paceline.lab.scenario import Matrix, only
+from paceline.lab.starting import slug
+from paceline.lab.whole_runs import read
+from paceline.telemetry.paths import RunPaths
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Measured:
+    """Every seed's runs, each made when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ended: dict[int, Runs] = {}
+
+    def of(self, seed: int) -> Runs:
+        if seed not in self._ended:
+            self._ended[seed] = ran(only(accuracy.matrix(is_short=True), f", seed {seed}"), self._folder / str(seed))
+        return self._ended[seed]
+
+
+def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
+    """What its runs left, one after the other as the lab runs them."""
+    results = ResultFile(folder, "now")
+    try:
+        assert measure(matrix, folder, results, Progress()) == EXIT_OK
+    finally:
+        results.close()
+    (table,) = matrix.tables
+    return [(cell, read(RunPaths(folder / slug(cell.title)), is_alone=not cell.num_ps)) for cell in table.cells]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    return Measured(tmp_path_factory.mktemp("accuracy"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_seed_of_document_000(seed: int, measured: Measured) -> None:
+    """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits."""
+    told = Told(measured.of(seed))
+    for each in accuracy.TOPOLOGIES:
+        off, is_same = told.off_single(each, seed), told.is_same(each, seed)
+        assert off is None or off <= accuracy.OFF_SINGLE, (each.title, off)
+        assert is_same is not False, each.title
+        assert (off, is_same) != (None, None) or not each.num_ps, "a cluster is compared with something"
+    assert in_order(told, seed), accuracy.ORDER
+
+
+def test_the_means_of_document_000(measured: Measured) -> None:
+    lines = verdict_lines([each for seed in SEEDS for each in measured.of(seed)])
+    assert len(lines) == 8
+    assert {line[-1] for line in lines} == {"within the bars"}, lines
+
+
+def test_the_program_that_people_read(tmp_path: Path) -> None:
+    """examples/distributed.py, as `paceline run` starts it."""
+    command = [sys.executable, "-m", "paceline", "run", "--run-dir", "made", "--slow", f"worker:1={budget.FACTOR}x"]
+    done = subprocess.run([*command, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = read(RunPaths(tmp_path / "made"))
+    counts = tuple(worker.steps for worker in left.workers)
+    losses = tuple(worker.metrics.get(budget.LOSS) for worker in left.workers)
+    found = budget.Shared(budget.STEPS, left.global_step, counts, losses)
+    assert list(found.over(is_whole=True)) == [], found
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_document_002_shares_10000_steps(num_ps: int, tmp_path: Path) -> None:
+    """Worker 1 is 4.2 times slower; each says how many were its own."""
+    ((cell, done),) = ran(only(budget.matrix(), f"{num_ps} ps + 2 workers, seed 1"), tmp_path)
+    found = budget.shared(cell, done)
+    assert (found.total, found.applied, sum(found.counts)) == (10_000, 10_000, 10_000)
+    assert list(found.over(is_whole=True)) == [], msgspec.structs.asdict(found)
+    for index, count in enumerate(found.counts):
+        log = (tmp_path / slug(cell.title) / "logs" / f"worker-{index}.log").read_text()
+        assert f": Worker {index}: training step {count} done (global step: " in log
+        assert "After 10000 training step(s), validation cross entropy = " in log
+        assert "Training elapsed time: " in log

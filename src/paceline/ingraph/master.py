@@ -173,7 +173,8 @@ class Master:
         order = prune(of.defs, fetches, list(feeds))
         default = Task(self._neighbours.task.job, 0)
         cluster = self._neighbours.cluster
-        placed, said = place(of.defs, order, default, cluster, self._gpus, of.options.is_soft)
+        is_soft = of.options.is_soft and self._neighbours.assignment.settings.soft_placement
+        placed, said = place(of.defs, order, default, cluster, self._gpus, is_soft)
         for line in said:
             if line not in of.said:
                 of.said.add(line)

@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from op_servers import Serving, asks, double, fails, meet, returns_a_set, serving, where
 
 import paceline
+from paceline.cluster.secret import new_keys
 from paceline.cluster.spec import Task
 from paceline.errors import AuthenticationError, ConnectionLost, RemoteOpError, UsageError, WaitTimeout
 from paceline.ingraph import neighbours, op
@@ -28,7 +30,7 @@ TASK_0, TASK_1 = "/job:worker/task:0", "/job:worker/task:1"
 
 
 def secret_of(serving: Serving) -> bytes:
-    return neighbours.current().assignment.secret
+    return serving.client.assignment.secret
 
 
 # --- calling --------------------------------------------------------------------------------------------------------
@@ -310,6 +312,18 @@ def test_a_description_longer_than_its_call_ends_the_connection(serving: Serving
     with pytest.raises(ConnectionLost):
         channel.recv()
     channel.close()
+
+
+def test_with_tls_too(serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys")
+    flags = [f"--secret-file={tmp_path / 'keys' / 'secret'}", "--tls", "--lane=tcp", "--wait-s=5"]
+    monkeypatch.setattr("sys.argv", ["script.py", *flags])
+    serving.servers[0] = Server(serving.cluster, "worker", 0)
+    tensor = torch.randn(300_000)
+    with paceline.connect(serving.cluster), paceline.device(TASK_0):
+        assert torch.equal(double(tensor), tensor * 2)
+    with pytest.raises((AuthenticationError, ConnectionLost, WaitTimeout)):  # without it, and with another secret
+        Remote("/task:0", serving.cluster.task_address("worker", 0), secret_of(serving), 0.0, "tcp").call("alive")
 
 
 # --- servers --------------------------------------------------------------------------------------------------------

@@ -43,8 +43,7 @@ class Session:
         self.target = target
         self.graph = graph
         if config is not None and not target:
-            virtual = torch_devices.here().use.virtual
-            torch_devices.serve_all(msgspec.structs.replace(config.gpu_use(), virtual=virtual), say)
+            torch_devices.serve_all(config.gpu_use(), say)
         config = config or ConfigProto()
         options = Options(config.allow_soft_placement, config.log_device_placement, str(config).replace("\n", " "))
         self._sent: dict[str, int] = {}

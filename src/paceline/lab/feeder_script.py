@@ -13,12 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 import paceline
-from paceline.ingraph import neighbours
+from paceline.ingraph.neighbours import Neighbours, connect
 from paceline.lab.orders import Orders
 from paceline.lab.worker_script import BATCH, LEARNING_RATE, loaded
 from paceline.models.mlp import document_000
-
-JOB = "worker"
 
 
 @paceline.op
@@ -32,18 +30,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("role", choices=["joins", "client"])
     parser.add_argument("--data", type=Path, required=True, help="folder with x.npy and y.npy")
     parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--worker-hosts", default="", help="of the workers, for the client")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     if args.role == "joins":
         paceline.Server().join()
         return
     orders = Orders()
-    feed(orders, args.data, args.batch)
+    feed(orders, connect({"worker": args.worker_hosts.split(",")}), args.data, args.batch)
 
 
-def feed(orders: Orders, data: Path, size: int) -> None:
+def feed(orders: Orders, here: Neighbours, data: Path, size: int) -> None:
     """One batch for each worker, all of them from here; at the end the workers are sent home."""
-    here = neighbours.current()
     tasks = here.cluster.workers
     images, labels = loaded(data)
     generator = torch.Generator().manual_seed(0)

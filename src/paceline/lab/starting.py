@@ -93,17 +93,19 @@ class Starter:
     def _in_graph(self, scenario: Scenario, group: Group, args: tuple[str, ...]) -> None:
         """Workers that join, and a client that is none of them."""
         paths = self._paths(scenario)
-        cluster = ClusterSpec({"worker": self._ports.addresses(scenario.num_workers)})
+        jobs = {"ps": 1, "worker": scenario.num_workers}  # a launched cluster names a ps; here nobody needs one
+        cluster = ClusterSpec({job: self._ports.addresses(count) for job, count in jobs.items()})
         settings = msgspec.structs.replace(scenario.settings, run_id=f"lab-{slug(scenario.name)}")
         secret = Secret(secrets.token_bytes(32), None)
         self._ports.before_start()
-        for task in [*cluster.workers, CLIENT]:
-            is_client = task == CLIENT
+        for task in cluster.workers:
             assignment = Assignment(cluster, task, 1, settings, secret, "launcher")
             environ = {**self._environ, **encode_for_child(assignment)}
-            joins = (*_entry(scenario), "--parent", str(os.getpid()), "--module", FEEDER, "joins", *args)
-            command = (*PYTHON, FEEDER, "client", *args) if is_client else joins
-            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=is_client))
+            command = [*_entry(scenario), "--parent", str(os.getpid()), "--module", FEEDER, "joins", *args]
+            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=False))
+        hosts = ("--worker-hosts", ",".join(cluster.job_tasks("worker")))
+        command = [*PYTHON, FEEDER, "client", *args, *hosts]  # with the secret of any of them
+        group.processes.append(Process(str(CLIENT), command, environ, paths.logs(CLIENT), speaks=True))
 
     def _peer(self, scenario: Scenario, group: Group) -> None:
         """One process a rank, as torchrun would start them."""

@@ -80,6 +80,7 @@ PURE = [
     "lab/modes.py",
     "lab/apply.py",
     "lab/safety.py",
+    "lab/in_graph.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.cluster.devices import Device
 from paceline.errors import UsageError
+from paceline.worker.exits import let_errors_set_the_exit_code
 
 
 class _Here(threading.local):
@@ -30,6 +31,7 @@ class device:  # TensorFlow’s name for it
     """
 
     def __init__(self, name: "str | Device | None", must_be_used: bool = True) -> None:
+        let_errors_set_the_exit_code()
         self.name = name
         self._inner = name if isinstance(name, Device) else Device.parse(name) if name is not None else None
         self._must_be_used = must_be_used and name is not None

@@ -24,6 +24,7 @@ from paceline.ingraph.neighbours import Neighbours, current, remote_to, say
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import Remote
 from paceline.worker import torch_devices
+from paceline.worker.exits import let_errors_set_the_exit_code
 
 SCHEME = "paceline://"
 LOCALHOST = Task("localhost", 0)  # TensorFlow's name for the task of a session without a target
@@ -40,6 +41,7 @@ class Session:
     """
 
     def __init__(self, target: str = "", graph: Graph | None = None, config: ConfigProto | None = None) -> None:
+        let_errors_set_the_exit_code()
         self.target = target
         self.graph = graph
         if config is not None and not target:

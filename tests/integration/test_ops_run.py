@@ -31,7 +31,7 @@ def test_a_client_that_ends_before_the_others_have_started(processes: Processes,
         "import paceline\n"
         "from paceline.cluster.discovery import discover\n"
         "task, done = discover().task, pathlib.Path('r/telemetry/worker-0.jsonl')\n"
-        "while task.index and not (done.exists() and 'client_done' in done.read_text()):\n"
+        "while task.index and not (done.exists() and '\"over\"' in done.read_text()):\n"
         "    threading.Event().wait(0.05)\n"
         "server = paceline.Server()\n"
         "if task.index:\n"
@@ -39,6 +39,21 @@ def test_a_client_that_ends_before_the_others_have_started(processes: Processes,
     )
     processes.paceline("run", "--ps=1", "--workers=2", "--run-dir=r", script).ends_with(0)
     assert "Started server with target" in (tmp_path / "r" / "logs" / "worker-1.log").read_text()
+
+
+def test_a_client_that_fails_for_good_does_not_leave_the_others_joined(processes: Processes, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import paceline\n"
+        "server = paceline.Server()\n"
+        "if server.task.index:\n"
+        "    server.join()\n"
+        "else:\n"
+        "    raise SystemExit(5)\n"
+    )
+    run = processes.paceline("run", "--ps=1", "--workers=2", "--max-restarts=0", "--run-dir=r", script)
+    assert run.end() == 1
+    assert "worker:0 failed with exit code 5" in run.text
 
 
 def test_a_launched_ps_runs_no_ops(processes: Processes, tmp_path: Path) -> None:

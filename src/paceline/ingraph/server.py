@@ -31,7 +31,7 @@ from paceline.ingraph.remote import ALIVE
 from paceline.params.arena import has_shared_memory
 from paceline.telemetry import lines
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import WorkerReport
+from paceline.telemetry.records import OVER, WorkerReport
 from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.base import split
@@ -44,7 +44,6 @@ from paceline.worker.exits import let_errors_set_the_exit_code
 assert copies.tower and residents.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
 LOOK_S = 1.0  # how often join() looks up; a signal is seen between two waits, on every system
-CLIENT_DONE = "client_done"  # the kind of the chief's last record
 TAIL_BYTES = 4096
 LOCALHOST = "localhost"
 
@@ -127,11 +126,11 @@ class Server:
         atexit.register(self.stop)
 
     def join(self) -> None:
-        """Serve until this task is stopped: by SIGTERM, by Ctrl+C, by stop(), or by the client of a launched run."""
+        """Serve until this task is stopped: by SIGTERM, Ctrl+C, stop(), or the end of a launched run's client."""
         try:
             with _on_sigterm(self._over.set):
                 while not self._over.wait(LOOK_S):
-                    if _client_is_done(self._assignment):  # it ended before this task was there to be told
+                    if _client_is_over(self._assignment):  # it failed, or ended before this task could be told
                         break
         except KeyboardInterrupt:
             say("Interrupted.")
@@ -170,32 +169,29 @@ def finish(is_ok: bool) -> None:
     while _made:
         server = _made.pop()
         if is_ok and server._assignment.source == "launcher" and server.task in server.cluster.workers:
-            is_client = server.task == server.cluster.chief
-            _report(server._assignment, is_client)
-            if is_client:
+            _report(server._assignment)
+            if server.task == server.cluster.chief:
                 server.stop_others()
         server.stop()
 
 
-def _report(assignment: Assignment, is_client: bool) -> None:
+def _report(assignment: Assignment) -> None:
     """A worker that served ops has done its part, though it trained nothing: the summary is not to call it lost."""
     if assignment.settings.run_dir is not None:
         path = RunPaths(assignment.settings.run_dir).telemetry(assignment.task)
         report = WorkerReport(index=assignment.cluster.worker_index(assignment.task))
         append(path, "report", task=str(assignment.task), report=msgspec.to_builtins(report))
-        if is_client:
-            append(path, CLIENT_DONE, task=str(assignment.task))
 
 
-def _client_is_done(assignment: Assignment) -> bool:
-    """Whether the chief of a launched run has written that it needs no ops any more."""
+def _client_is_over(assignment: Assignment) -> bool:
+    """Whether the chief of a launched run has ended for good, as the launcher has written down."""
     run_dir, workers = assignment.settings.run_dir, assignment.cluster.workers
     if assignment.source != "launcher" or run_dir is None or not workers or assignment.task == workers[0]:
         return False
     try:
         with RunPaths(run_dir).telemetry(workers[0]).open("rb") as records:
             records.seek(max(0, records.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return CLIENT_DONE.encode() in records.read()
+            return f'"kind":"{OVER}"'.encode() in records.read()
     except OSError:
         return False
 

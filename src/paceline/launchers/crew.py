@@ -25,6 +25,7 @@ from paceline.launchers.notice import tell_lost
 from paceline.launchers.nursery import NoNursery, Nursery
 from paceline.launchers.restart import Again, Ended, Over, decide
 from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.records import OVER
 from paceline.telemetry.sink import append
 
 STEPPED = re.compile(rb"training step \d+ done")
@@ -112,6 +113,7 @@ class Crew:
             self._await(task, code, decision)
         elif task.job != "ps":  # no news for a ps with which it has closed
             self._tell_lost(task)
+            append(self._run.paths.telemetry(task), OVER, task=str(task))  # for those who only serve it
         return decision
 
     def _await(self, task: Task, code: int, again: Again) -> None:

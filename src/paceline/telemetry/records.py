@@ -10,6 +10,7 @@ import msgspec
 
 # JSON has no word for a value that is not finite: a loss of NaN is written as null and read back as None.
 Metrics = Mapping[str, float | None]
+OVER = "over"  # the kind of the launcher's last record about a worker: it has ended for good
 Histograms = dict[str, dict[str, int]]  # worker index -> staleness -> how many pushes
 
 

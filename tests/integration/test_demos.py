@@ -53,7 +53,7 @@ def test_every_demo_is_a_script_with_valid_flags() -> None:
 
 
 def test_a_demos_own_flags_give_way_to_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert requests_of(monkeypatch, "demo", "cifar10").settings.ema == 0.99
+    assert requests_of(monkeypatch, "demo", "cifar10").settings.ema == 0.95
     assert requests_of(monkeypatch, "demo", "cifar10", "--ema", "0.5").settings.ema == 0.5
     assert requests_of(monkeypatch, "demo").settings == Settings(run_id="")
 

@@ -37,6 +37,6 @@ DEMOS: dict[str, Demo] = {
         script=HERE / "cifar10.py",
         look_at="accuracy beside averaged_accuracy; the picture: images, and what training sees of them. The set is "
         "made up, for want of a download: -- --data-dir DIR takes the real one.",
-        flags={"ema": 0.99},
+        flags={"ema": 0.95},
     ),
 }

@@ -1,6 +1,6 @@
 """HOW does a convolutional network train here? TensorFlow's CIFAR-10 tutorial on a cluster, with averaged parameters.
 
-    paceline demo cifar10                                      1 ps + 2 workers, a made-up set, --ema 0.99
+    paceline demo cifar10                                      1 ps + 2 workers, a made-up set, --ema 0.95
     paceline demo cifar10 -- --data-dir data --channels 64     the real one, downloaded into data (170 MB)
 
 Look at the accuracies with and without averages, and at images.png in the run folder: a row a class, the first half as
@@ -26,7 +26,7 @@ SHOWN = 6  # images a class, before and after
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a convolutional network on CIFAR-10.")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--images", type=int, help="to train on; all when left out")
     parser.add_argument("--batch-size", type=int, default=64, help="of each worker; the tutorial: 128")
     parser.add_argument("--channels", type=int, default=16, help="of a convolution; the tutorial: 64")

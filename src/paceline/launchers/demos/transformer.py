@@ -28,7 +28,7 @@ TESTED = 1_000
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a spatial transformer on cluttered digits.")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--images", type=int, default=10_000, help="to train on")
     parser.add_argument("--batch-size", type=int, default=100, help="of each worker")
     parser.add_argument("--larger", action="store_true", help="the document's bigger network: three convolutions")

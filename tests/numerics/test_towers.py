@@ -373,6 +373,15 @@ def test_an_error_in_a_far_tower_names_task_and_tower_and_the_next_step_works(ta
     assert_same(want[-1], weights(model), "model")
 
 
+def test_a_card_that_is_not_there_is_the_cpu_and_says_so() -> None:
+    plain, model = model_of(), model_of()
+    with towers(model, momentum(model), ["/gpu:70", "/gpu:71"]) as both:
+        both.step(squares, [(batch(0, 0),), (batch(1, 0),)])
+        missing = "/device:GPU:70 (missing: the CPU), /device:GPU:71 (missing: the CPU)"
+        assert str(both) == f"2 towers, sync: {missing}; variables on cpu"
+    assert_same(single(plain, momentum(plain), 2, 1)[-1], weights(model), "model")
+
+
 def test_a_loss_that_is_no_number_is_refused() -> None:
     model = model_of()
     with towers(model, momentum(model), HERE) as both, pytest.raises(UsageError, match=r"shape \(5, 3\)"):

@@ -32,7 +32,7 @@ from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch,
 from paceline.worker.torch_devices import here, torch_device
 
 SYNC, ASYNC = "sync", "async"
-VIRTUAL = " (virtual)"
+VIRTUAL, MISSING = " (virtual)", " (missing: the CPU)"
 Asked = tuple[Tower, Loss, Batch]
 Done = tuple[int, int, Future[Computed]]  # which tower, from how many updates, and how it ended
 
@@ -304,10 +304,12 @@ def _checked(devices: Sequence[str], options: Options) -> list[Device]:
 
 
 def _shown(device: Device) -> str:
-    """A tower's device as it was named; a card that is there under several names is marked."""
-    is_here = device.job is None and device.task is None
-    is_virtual = is_here and here().name(device).endswith(VIRTUAL)
-    return f"{device}{VIRTUAL if is_virtual else ''}"
+    """A tower's device as it was named; marked if it shares its card with another name, or is not there."""
+    if device.job is not None or device.task is not None:
+        return str(device)
+    if not here().has(device):
+        return f"{device}{MISSING}"
+    return f"{device}{VIRTUAL if here().name(device).endswith(VIRTUAL) else ''}"
 
 
 def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

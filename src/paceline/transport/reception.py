@@ -26,6 +26,7 @@ class Reception:
         self._listeners: list[Listener] = []
         self._streams: set[Stream] = set()
         self._threads: set[threading.Thread] = set()
+        self._starting = threading.Lock()
         self._is_shut = False
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
@@ -40,13 +41,10 @@ class Reception:
     def start(self, name: str, target: Callable[..., None], *args: object) -> None:
         """Start a thread that wait() waits for: one that frees tensors while Python ends would abort the process."""
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-        self._threads.difference_update([t for t in list(self._threads) if t.ident is not None and not t.is_alive()])
-        self._threads.add(thread)
-        try:
+        with self._starting:  # wait() sees only threads that run, or have
+            self._threads = {each for each in self._threads if each.is_alive()}
             thread.start()
-        except RuntimeError:
-            self._threads.discard(thread)
-            raise
+            self._threads.add(thread)
 
     def shut(self) -> None:
         """Close the doors and end every connection; their threads see it."""
@@ -59,7 +57,9 @@ class Reception:
     def wait(self, limit_s: float) -> None:
         """For the threads, after shut()."""
         deadline = time.monotonic() + limit_s
-        for thread in list(self._threads):
+        with self._starting:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.datasets.catalogue import CATALOGUE, get
 from paceline.datasets.download import md5_of
 from paceline.datasets.shapes import draw
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 
 SIDE = 32
 CLASSES = 10
@@ -131,7 +131,10 @@ def _archive(folder: Path) -> Path:
     (remote,) = CATALOGUE["cifar10"].files
     path = folder / remote.name
     if not path.is_file():
-        return get("cifar10", folder) / remote.name
+        try:
+            return get("cifar10", folder) / remote.name
+        except PacelineError as error:
+            raise UsageError(f"{error}; put it there yourself, or name no folder: then a set is made up") from error
     found = md5_of(path)
     if found != remote.md5:
         raise UsageError(f"{path} is damaged: its MD5 sum is {found}, not {remote.md5}; remove it to fetch it again")

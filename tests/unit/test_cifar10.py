@@ -151,7 +151,7 @@ def test_an_archive_of_other_things_is_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_offline_a_named_folder_gets_no_other_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(monkeypatch, "0" * 32)
-    with pytest.raises(UsageError, match="could not be fetched.*or name no folder: then a set is made up"):
+    with pytest.raises(UsageError, match=r"could not be fetched.*or name no folder: then a set is made up"):
         cifar10.load(tmp_path)
 
 

@@ -28,9 +28,9 @@ from paceline.models.cnn import Cnn
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", help="such as /gpu:0,/gpu:1; a device named twice has two towers")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each tower")
-    parser.add_argument("--channels", type=int, default=64, help="of a convolution")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each tower")
+    parser.add_argument("--channels", type=int, default=32, help="of a convolution; the tutorial has 64")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--ema", type=float, default=0.98, help="decay of the averaged parameters")
     parser.add_argument("--updates", choices=["sync", "async"], default="sync")

@@ -130,6 +130,18 @@ def test_any_start_order(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> N
     assert said[0] == "Still waiting for response from worker: /job:worker/replica:0/task:1 (0 s)"
 
 
+def test_placements_are_logged_once_when_asked_for(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    serving.start(0, 1)
+    monkeypatch.setattr(serving.client, "is_logged", True)
+    for device in (TASK_0, TASK_1, TASK_1):
+        with paceline.device(device):
+            where()
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("where")]
+    assert said == [f"where: (where): /job:worker/replica:0/task:{index}/device:CPU:0" for index in (0, 1)]
+
+
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 

@@ -17,8 +17,8 @@ from paceline.errors import UsageError
 from paceline.ingraph import scope
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
-from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.transport.base import Stream
+from paceline.worker.exits import let_errors_set_the_exit_code
 
 if TYPE_CHECKING:
     from paceline.ingraph.op import Op

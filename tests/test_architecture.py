@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
         "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
         "datasets", "models", "",
     },
-    "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package itself: its public names
+    "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package's public names
 }  # fmt: skip
 
 PURE = [

@@ -32,6 +32,27 @@ before = model.weight.clone()
 """
 
 
+SERVED = """
+import socket
+import torch
+from torch import nn
+import paceline
+held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+cluster = paceline.ClusterSpec({"worker": ["127.0.0.1:%d" % each.getsockname()[1] for each in held]})
+for each in held:
+    each.close()
+servers = [paceline.Server(cluster, "worker", index) for index in range(2)]
+model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+part = model[0]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch, values = (torch.randn(8, 4), torch.zeros(8, dtype=torch.int64)), [1, 2, 3]
+loss_fn = lambda model, x, y: nn.functional.cross_entropy(model(x), y)
+@paceline.op
+def mean(values):
+    return sum(values) / len(values)
+"""
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
@@ -55,13 +76,20 @@ def test_readme_is_short_and_its_map_is_the_tree() -> None:
     assert named == folders
 
 
-def test_readme_python_block_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    script = tmp_path / "train.py"
-    script.write_text(PREAMBLE + blocks[0] + "\nassert not torch.equal(before, model.weight)\nprint('trained')\n")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
-    assert done.stdout.strip() == "trained", done.stderr
+def test_readme_python_blocks_run(tmp_path: Path) -> None:
+    first, second = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for number, text in enumerate(
+        (
+            PREAMBLE + first + "\nassert not torch.equal(before, model.weight)\nprint('trained')\n",
+            SERVED
+            + second
+            + "\nassert part(batch[0]).shape == (8, 3) and total == 2.0 and loss > 0\nprint('trained')\n",
+        )
+    ):
+        script = tmp_path / f"train_{number}.py"
+        script.write_text(text)
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+        assert done.stdout.splitlines()[-1:] == ["trained"], done.stderr
 
 
 def test_readme_commands_are_understood() -> None:

@@ -13,7 +13,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="What to measure: overhead, modes, apply, safety, accuracy, budget or soak.",
+        help="What to measure: overhead, modes, apply, safety, accuracy, budget, in-graph or soak.",
         show_default=False,
     ),
 ]

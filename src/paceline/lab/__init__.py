@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.lab import accuracy, apply, budget, modes, overhead, safety
+from paceline.lab import accuracy, apply, budget, in_graph, modes, overhead, safety
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
@@ -12,4 +12,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "safety": safety.matrix,
     "accuracy": accuracy.matrix,
     "budget": budget.matrix,
+    "in-graph": in_graph.matrix,
 }

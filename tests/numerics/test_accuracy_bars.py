@@ -24,7 +24,7 @@ from paceline.lab.whole_runs import read
 from paceline.telemetry.paths import RunPaths
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Measured:

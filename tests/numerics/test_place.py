@@ -329,6 +329,7 @@ def test_a_second_derivative_is_refused_by_torch(tasks: Tasks) -> None:
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # it waits for the deadline
 def test_a_task_that_ends_between_forward_and_backward_is_named(tasks: Tasks) -> None:
     model = parts_of()
     place(model[1], "/job:worker/task:1")

@@ -388,6 +388,7 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         both.step(lambda model, x: model(x), [(batch(0, 0),)] * 2)
 
 
+@pytest.mark.slow  # it waits for the deadline
 def test_a_task_that_ends_is_named(tasks: Tasks) -> None:
     model = model_of()
     with towers(model, momentum(model), THERE) as both:

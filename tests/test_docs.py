@@ -152,6 +152,8 @@ def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None
         with pytest.raises(SystemExit):
             main([*verb.split(), "--help"])
         known |= flags_in(capsys.readouterr().out)
+    for example in (ROOT / "examples").glob("*.py"):  # their own
+        known |= flags_in(example.read_text())
     for page in PAGES:
         unknown = flags_in(page.read_text()) - known - {"--strict"}  # mypy's
         assert not unknown, f"{page.name} names {sorted(unknown)}"

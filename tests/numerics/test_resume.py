@@ -268,3 +268,28 @@ def test_killed_as_a_whole_and_resumed_is_the_uninterrupted_run(case: str, tmp_p
         assert f"global step {found.state.global_step}" in log
     for worker in sorted(path.name for path in (tmp_path / "whole").iterdir()):
         assert (tmp_path / "whole" / worker).read_text() == (tmp_path / "parts" / worker).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("loop", ["--epochs 100", "--loop steps --steps 1200 --optimizer SGD"])
+def test_interrupted_and_resumed_is_the_uninterrupted_run(num_ps: int, loop: str, tmp_path: Path) -> None:
+    """Ctrl+C saves while everybody still trains, where each knows its place."""
+    with started_processes(tmp_path) as processes:
+        for out in ("whole", "parts"):
+            (tmp_path / out).mkdir()
+
+        def run(run_dir: str, out: str, *more: str) -> Any:
+            flags = ["--ps", num_ps, "--workers", 2, "--mode", "sync", "--run-dir", run_dir]
+            resume = ["--resume", "none" if more else "auto"]
+            return processes.paceline("run", *flags, *resume, PROGRAM, "--out", tmp_path / out, *loop.split(), *more)
+
+        run("a", "whole", "--stop-at=-1").ends_with(0)
+        stopped = run("b", "parts", "--stop-at=100").ends_with(130)
+        found = load_newest(tmp_path / "b" / "checkpoints")
+        assert found is not None and found.state.global_step > 100
+        assert f"Saved: b/checkpoints/step-{found.state.global_step:08d}" in stopped.lines
+        run("b", "parts").ends_with(0)
+    for worker in ("0", "1"):
+        assert (tmp_path / "whole" / worker).read_text() == (tmp_path / "parts" / worker).read_text()

@@ -149,6 +149,12 @@ def test_help_imports_no_torch(verb: list[str]) -> None:
     assert "Usage: paceline" in done.stdout
 
 
+def test_the_launcher_imports_no_torch() -> None:
+    """It starts in a moment, and leaves the memory to its tasks."""
+    code = "import sys, paceline.launchers.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capsys.readouterr().out.startswith("paceline ")

@@ -22,9 +22,12 @@ class SavePolicy:
         elif every != "none":
             self._updates = int(every)
         self.last_s: float | None = None
+        self._is_wanted = False
 
     def is_due(self, version: int, now_s: float) -> bool:
         """Whether what this version holds is to be saved."""
+        if self._is_wanted:
+            return True
         if self._updates is not None:
             return version % self._updates == 0
         if self._seconds is None:
@@ -35,4 +38,8 @@ class SavePolicy:
 
     def saved(self, now_s: float) -> None:
         """One is being made: the next period begins."""
-        self.last_s = now_s
+        self.last_s, self._is_wanted = now_s, False
+
+    def want(self) -> None:
+        """Somebody cannot wait for the next period."""
+        self._is_wanted = True

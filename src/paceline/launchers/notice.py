@@ -1,18 +1,22 @@
-"""WHO tells the ps that a worker will not come back? Whoever started it: the launcher, or the threads' one.
+"""WHO tells the ps what they cannot see? Whoever started the tasks: this worker will not come back, or all end soon.
 
-Called after a worker's process has ended badly. Best effort: a ps that is not there yet is tried again for a while.
+Called after a worker's process has ended badly, and after Ctrl+C. Best effort: a ps that is not there yet is tried
+again for a while.
 """
 
 import time
+from signal import SIGUSR1
 
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ClusterError
 from paceline.transport.channel import connect
 from paceline.transport.security import Role
-from paceline.wire.messages import Lost
+from paceline.wire.messages import Done, Lost, SaveSoon
 
+RELEASE = SIGUSR1  # to a ps: no worker will be started again
 TRY_S = 10.0
 PAUSE_S = 0.2
+SAVE_SOON_S = 2.0
 
 
 def tell_lost(
@@ -22,6 +26,20 @@ def tell_lost(
     lost = Lost(cluster.worker_index(task), incarnation)
     told = [_tell(cluster.address(ps), secret, lost, lane, try_s) for ps in cluster.ps]  # all, also after a failure
     return all(told)
+
+
+def save_soon(cluster: ClusterSpec, secret: bytes) -> bool:
+    """Ask ps:0 to have one of the next updates saved; False: it has none to save, or is not there."""
+    try:
+        channel = connect(cluster.address(cluster.ps[0]), "auto", secret, role=Role.LAUNCHER)
+    except ClusterError:
+        return False
+    try:
+        return isinstance(channel.ask(SaveSoon(), limit_s=SAVE_SOON_S)[0], Done)
+    except ClusterError:
+        return False
+    finally:
+        channel.close()
 
 
 def _tell(address: str, secret: bytes, lost: Lost, lane: str, try_s: float) -> bool:

@@ -14,6 +14,7 @@ from paceline.cluster.discovery import Assignment
 from paceline.cluster.secret import check_address
 from paceline.errors import ProtocolError, UsageError
 from paceline.launchers import chaos, descriptors, keeper
+from paceline.launchers.notice import RELEASE
 from paceline.launchers.ports import by_whom
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
@@ -30,7 +31,6 @@ from paceline.transport.base import split
 from paceline.transport.security import keys_dir_of
 from paceline.transport.tls import check_keys
 
-RELEASE = signal.SIGUSR1  # the launcher to a ps: no worker will be started again
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
 

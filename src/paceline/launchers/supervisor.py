@@ -24,13 +24,17 @@ from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
 from paceline.launchers.live import Ticks, View, make_view
+from paceline.launchers.notice import RELEASE, save_soon
 from paceline.launchers.restart import Over
-from paceline.launchers.serving import RELEASE
 from paceline.telemetry import faults, read, summary
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
 PS_0 = Task("ps", 0)
 SILENT_S = 10.0  # a tick of ps:0 that is older tells nothing
+STEP_FOLDERS = "step-*[0-9]"  # complete ones; a checkpoint that is being written has another name
+SAVE_FIRST_S = 15.0  # after Ctrl+C, how long the last checkpoint may take
+STILL_S = 3.0  # and how long nobody may have made an update meanwhile
+SAVED_LOOK_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -87,6 +91,7 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
         event = children.next_event(min(due, crew.due_s) - time.monotonic())
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
+            save_first(run, children, view)
             return End.INTERRUPTED
         if isinstance(event, Exited) and is_end(event, crew, failures):
             view.say(f"{event.task} was lost: ending all tasks.")
@@ -97,6 +102,29 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
             due = time.monotonic() + view.period_s
     view.update(children.codes, crew.restarts)
     return End.WORKERS_ENDED
+
+
+def save_first(run: Run, children: Children, view: View) -> None:
+    """As --save-every does it, where everybody's place in its data is known: what is resumed from it is the same run.
+    Ctrl+C again, or nobody who makes updates, ends the waiting; then the chief saves what there is."""
+    if run.settings.save_every == "none" or not children.running("worker") or not children.running("ps"):
+        return
+    before = set(run.paths.checkpoints.glob(STEP_FOLDERS))
+    ticks = Ticks(run.cluster, run.paths)
+    if not save_soon(run.cluster, run.paths.read_secret()):
+        return
+    began_s = moved_s = time.monotonic()
+    version = -1
+    while time.monotonic() - began_s < SAVE_FIRST_S and time.monotonic() - moved_s < STILL_S:
+        if made := set(run.paths.checkpoints.glob(STEP_FOLDERS)) - before:
+            view.say(f"Saved: {closing.shown(max(made))}")
+            return
+        if isinstance(children.next_event(SAVED_LOOK_S), Interrupted) or not children.running("worker"):
+            return
+        ticks.update()
+        told = ticks.newest.get(PS_0)
+        if told is not None and told.version != version:
+            version, moved_s = told.version, time.monotonic()
 
 
 def is_end(event: Exited, crew: Crew, failures: Failures) -> bool:

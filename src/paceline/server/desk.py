@@ -400,6 +400,14 @@ class Desk:
         core.tell(peer, m.Done())
         return answers
 
+    def save_soon(self, peer: Peer, message: m.SaveSoon, frame: Frame) -> Answers:
+        core = self.core
+        with core.lock:
+            if not core.is_started or not core.members.training or not core.snapshots.want():
+                raise Refused("nobody trains here, or nothing is saved")
+        core.tell(peer, m.Done())
+        return []
+
     def shard(self) -> Shard:
         if self.core.shard is None:
             raise Refused("no worker has brought a model yet")
@@ -437,4 +445,5 @@ _HANDLERS: dict[type, Any] = {
     m.Describe: Desk.describe,
     m.Close: Desk.close,
     m.Lost: Desk.lost,
+    m.SaveSoon: Desk.save_soon,
 }

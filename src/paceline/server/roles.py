@@ -12,10 +12,10 @@ READS = (m.AskStatus, m.Describe, m.Fetch)
 ALLOWED: dict[Role, tuple[type, ...]] = {
     Role.READER: READS,
     Role.OPERATOR: (*READS, m.SwitchMode),
-    Role.LAUNCHER: (m.AskStatus, m.Describe, m.Lost),
+    Role.LAUNCHER: (m.AskStatus, m.Describe, m.Lost, m.SaveSoon),
     Role.CLIENT: (),
 }
-NOT_A_WORKERS = (m.Lost,)  # a worker does not say of another one that it is gone
+NOT_A_WORKERS = (m.Lost, m.SaveSoon)  # a worker does not say of another one that it is gone, nor that all shall end
 
 
 def check(role: Role, kind: type) -> None:

@@ -128,6 +128,13 @@ class Snapshots:
             core.state.copy_at = self._target
             self.flags = Flag.SAVE
 
+    def want(self) -> bool:
+        """Save soon: the next update announces the one after it. False: this run saves nothing."""
+        if self._policy is None:
+            return False
+        self._policy.want()
+        return True
+
     def forget(self, core: "Core") -> None:
         """Nothing is announced any more."""
         self._target, self._is_taken, self.flags, core.state.copy_at = None, False, 0, None

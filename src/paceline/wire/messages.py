@@ -396,6 +396,10 @@ class Lost(Message, frozen=True):
     incarnation: int | None = None
 
 
+class SaveSoon(Message, frozen=True):
+    """From the launcher, whose user wants to stop: save one of the next updates, with everybody's place."""
+
+
 class Done(Message, frozen=True):
     pass
 
@@ -407,7 +411,7 @@ class Failed(Message, frozen=True):
 Request = (
     Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Ready | Align
     | SwitchMode | Steps | Fetch | Assign | AskDecisions | Describe | Close | Lost | Position | Copy | FreeCopy
-    | Rewind | Restored
+    | Rewind | Restored | SaveSoon
 )  # fmt: skip
 Reply = (
     Joined | Fenced | Started | Status | Carried | Dial | Aligned | Switched | Ticket | Fetched | Described | Closed

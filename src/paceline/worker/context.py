@@ -37,6 +37,7 @@ from paceline.worker.saver import Saver
 CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
+JUST_S = 2.0  # and how old one may be that needs no other
 MAX_OWN_BUFFERS = 64 << 20  # bytes; buffers of a worker that is not the chief are saved up to this size
 PLAIN_RANGE = (
     "paceline: this worker goes on after a restart, but its loop begins again: `for epoch in ctx.epochs(n)` instead of "
@@ -524,7 +525,11 @@ class Context:
 
     def _save_in_time(self) -> None:
         """Everybody leaves, and the ps soon after: save what they have, if it takes no longer than somebody waits.
-        The connections of the training stopped in the middle of anything; the saver has its own."""
+        The connections of the training stopped in the middle of anything; the saver has its own. What the launcher has
+        just had saved is better: there everybody's place is known."""
+        is_launched = self._require_cluster().source == "launcher"
+        if is_launched and self._saver is not None and time.monotonic() - self._saver.saved_s < JUST_S:
+            return
         self._say("Interrupted: saving before the end")
         position = self._where()
         writing = threading.Thread(target=self._try_save, args=(position,), name="last save", daemon=True)

@@ -110,6 +110,7 @@ class Saver:
         self.incarnation = me.incarnation
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
+        self.saved_s = float("-inf")
 
     # --- beside the training ----------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class Saver:
             self.in_use = None  # one of this run's own takes its place
         with suppress(CheckpointError):  # what could not be removed is in nobody's way
             retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
-        self.saved_at = copies[0].round
+        self.saved_at, self.saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",
             folder=str(path),

@@ -2,6 +2,7 @@
 
 --die-at STEP    after this global step the chief waits until there is a checkpoint under the run folder (of an earlier
                  step: it is written meanwhile), then kills the launcher, and the kernel everybody else
+--stop-at STEP   after this global step the chief presses the launcher's Ctrl+C, and trains on
 --run FOLDER     that run folder
 --out FOLDER     each worker writes a hash of all that it ends with to FOLDER/<worker>
 """
@@ -29,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--die-at", type=int, default=-1)
+    parser.add_argument("--stop-at", type=int, default=-1)
     parser.add_argument("--run", default=".")
     parser.add_argument("--loop", choices=["epochs", "steps"], default="epochs")
     parser.add_argument("--optimizer", default="Adam")
@@ -94,6 +96,8 @@ class Training:
         self.ctx.global_step  # noqa: B018  (takes the answer: the step below has been made)
         if self.ctx.is_chief and self.ctx.global_step == self.args.die_at:
             self.die()
+        if self.ctx.is_chief and self.ctx.global_step == self.args.stop_at:
+            os.kill(os.getppid(), signal.SIGINT)
 
     def die(self) -> None:
         while not list(Path(self.args.run, "checkpoints").glob("step-*/MANIFEST.json")):

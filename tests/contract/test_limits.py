@@ -257,7 +257,7 @@ READS = {m.AskStatus, m.Describe, m.Fetch}
 MAY = {
     Role.READER: READS,
     Role.OPERATOR: {*READS, m.SwitchMode},
-    Role.LAUNCHER: {m.AskStatus, m.Describe, m.Lost},
+    Role.LAUNCHER: {m.AskStatus, m.Describe, m.Lost, m.SaveSoon},
     Role.CLIENT: set(),
 }
 
@@ -270,7 +270,7 @@ def test_every_request_is_allowed_or_refused_by_role(role: Role) -> None:
         with suppress(Refused):
             roles.check(role, kind)
             allowed.add(kind)
-    assert allowed == MAY.get(role, set(requests) - {m.Lost})
+    assert allowed == MAY.get(role, set(requests) - {m.Lost, m.SaveSoon})
 
 
 def test_a_reader_can_neither_join_nor_write_nor_end_anything() -> None:

@@ -53,9 +53,10 @@ def test_ctrl_c_saves_first_and_resume_goes_on_there(ps: str, tmp_path: Path) ->
         gate = Gate(tmp_path)
         run = ["run", "--run-dir", "run", "--ps", ps, "--workers", "2", "--mode", "sync"]
         first = processes.paceline(*run, PROGRAMS / "train.py", "--gate", f"0:27:{gate.path}")
-        gate.arrival()
+        standing = gate.arrival()  # nobody makes updates: the chief saves what there is
         first.signal(signal.SIGINT)
         first.ends_with(130)
+        standing.release()
         gate.close()
         saved = load_newest(tmp_path / "run" / "checkpoints")
         assert saved is not None and saved.state.global_step in (26, 27)

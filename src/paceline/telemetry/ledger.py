@@ -19,6 +19,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 RECORD_BYTES = 32
 GROW_RECORDS = 1 << 15
 GROW_BYTES = GROW_RECORDS * RECORD_BYTES  # a multiple of every page size: where the file is mapped from
@@ -26,7 +28,6 @@ GROW_BYTES = GROW_RECORDS * RECORD_BYTES  # a multiple of every page size: where
 _RECORD = struct.Struct("<BBHIQQHHI")
 _PACK = _RECORD.pack_into
 _NUMBER = struct.Struct("<I")
-_NUMBERS = struct.Struct("<28xI")
 _LAST_AT = GROW_BYTES - RECORD_BYTES
 
 
@@ -49,7 +50,7 @@ class Kind(IntEnum):
     FULL = 14  # nothing could be written from here on: the disk is full
 
 
-KINDS = frozenset(Kind)
+KINDS = np.array(Kind)
 MAX_AMOUNT = (1 << 16) - 1
 START_EMPTY, START_KEPT = 0, 1  # a ps without and with what it knew before; a worker is always without
 MODE_EACH_PUSH, MODE_ROUNDS, MODE_BOUNDED = 0, 1, 2
@@ -192,15 +193,17 @@ def problem(data: bytes) -> str:
         return "is empty"
     count = len(data) // RECORD_BYTES
     whole = memoryview(data)[: count * RECORD_BYTES]
-    numbers = [number for (number,) in _NUMBERS.iter_unpack(whole)]
-    written = numbers.index(0) if 0 in numbers else count
-    wrong = [place for place, number in enumerate(numbers[:written], 1) if number != place & 0xFFFFFFFF]
-    kinds = bytes(whole[: written * RECORD_BYTES : RECORD_BYTES])
-    wrong += [place for place, kind in enumerate(kinds, 1) if kind not in KINDS]
-    if any(whole[(written + 1) * RECORD_BYTES :]):
+    table = np.frombuffer(whole, "<u4").reshape(count, RECORD_BYTES // 4)
+    numbers, kinds = table[:, -1], table[:, 0] & 0xFF
+    ends = np.flatnonzero(numbers == 0)
+    written = int(ends[0]) if len(ends) else count
+    places = np.arange(1, written + 1, dtype=np.uint64)
+    is_wrong = (numbers[:written] != (places & 0xFFFFFFFF)) | ~np.isin(kinds[:written], KINDS)
+    wrong = [int(place) for place in places[is_wrong][:1]]
+    if table[written + 1 :].any():
         wrong.append(written + 1)
     if wrong:
-        return f"is damaged at record {min(wrong)}"
+        return f"is damaged at record {wrong[0]}"
     is_cut = written == count and len(data) % RECORD_BYTES
     return f"is cut after record {count}" if is_cut else ""
 

@@ -131,6 +131,23 @@ def test_an_error_names_its_node_and_its_task() -> None:
     assert "raise ValueError(message)" in told
 
 
+@paceline.op
+def leaves() -> None:
+    raise SystemExit("as argparse does")
+
+
+@pytest.mark.parametrize("device", ["/cpu:0", "/cpu:1"])
+def test_an_op_that_would_end_the_process_ends_the_step(device: str) -> None:
+    """On the thread that runs the step, and on that of a second device: nobody waits for it for ever."""
+    graph = Graph()
+    with graph:
+        first = node(double(torch.ones(2)))
+        with paceline.device(device):
+            bad = node(leaves())
+    with Session(graph=graph) as session, pytest.raises(RemoteOpError, match="SystemExit: as argparse does"):
+        session.run([first, bad])
+
+
 def test_a_job_elsewhere_needs_a_target() -> None:
     graph = Graph()
     with graph, paceline.device(TASK_1):

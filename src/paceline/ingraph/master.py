@@ -196,7 +196,7 @@ class Master:
             described = [msgspec.structs.asdict(work) for work in works]
             return lambda: dict(self._neighbours.remote(task).call("run_parts", (step, described)))
 
-        def give_up(error: Exception) -> None:
+        def give_up(error: BaseException) -> None:
             for task in by_task:
                 if task == own:
                     self._parts.abort(step, str(error))
@@ -224,17 +224,17 @@ def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) ->
     )
 
 
-def _together(actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[Exception], None]) -> dict[Task, Any]:
+def _together(actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[BaseException], None]) -> dict[Task, Any]:
     """All at the same time. The first error is told to `on_error` at once; when the others have ended too, or GRACE_S
     later, the first one that is a cause is raised."""
     results: dict[Task, Any] = {}
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     news = threading.Condition()
 
     def act(task: Task, action: Callable[[], Any]) -> None:
         try:
             result = action()
-        except Exception as error:
+        except BaseException as error:  # whatever it is, somebody waits
             with news:
                 errors.append(error)
                 is_first = len(errors) == 1

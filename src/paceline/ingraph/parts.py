@@ -133,7 +133,7 @@ class Parts:
         with self._lock:
             if name not in self._steps:
                 unknown = [each for each, step in self._steps.items() if not step.is_begun]
-                for old in unknown[: len(unknown) - MAX_UNKNOWN + 1]:
+                for old in unknown[: max(0, len(unknown) - MAX_UNKNOWN + 1)]:
                     del self._steps[old]
                 self._steps[name] = _Step()
             return self._steps[name]
@@ -144,7 +144,7 @@ class _Run:
 
     def __init__(self, parts: Parts, step: _Step, name: str, work: Work, is_wanted: Callable[[], bool]) -> None:
         self.work = work
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.fetched: dict[str, Any] = {}
         self._parts = parts
         self._step = step
@@ -158,7 +158,7 @@ class _Run:
             with serving(self._parts.neighbours):
                 self._go()
             self.fetched = {name: self._values[name] for name in self.work.fetches}
-        except Exception as error:
+        except BaseException as error:
             self.error = error
             self._step.abort(str(error))
 
@@ -200,9 +200,9 @@ class _Run:
         try:
             with scope.fresh():
                 return run_on(Device.parse(self.work.device), op.fn, args, kwargs)
-        except PacelineError:
+        except (PacelineError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # an op may call sys.exit, and somebody waits for it
             task = self._parts.neighbours.task.device
             text = "".join(traceback.format_exception(error))
             told = f"Node {name!r} ({op.name}) failed on {task}: {type(error).__name__}: {error}"

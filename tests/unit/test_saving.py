@@ -241,6 +241,27 @@ def test_saving_now_does_not_wait_for_one_that_waits(tmp_path: Path, monkeypatch
     saving.saver.close(10)
 
 
+def test_whoever_sees_the_folder_early_waits_for_the_rest_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher ends everybody once the folder is there, and then the chief must know that it needs no other."""
+    saving = Saving(tmp_path, monkeypatch)
+    assert not saving.saver.has_just_saved(60.0, 10.0)
+    knew: list[bool] = []
+    asks = threading.Thread(target=lambda: knew.append(saving.saver.has_just_saved(60.0, 10.0)), daemon=True)
+
+    def retain(folder: Path, *_: object) -> None:
+        assert [path.name for path in folder.iterdir()] == ["step-00000003"]
+        asks.start()
+        asks.join(0.2)
+        assert knew == []
+
+    monkeypatch.setattr(saver_module, "retain", retain)
+    saving.saver.save_now(WHERE)
+    asks.join(10)
+    assert knew == [True]
+
+
 # --- the script -----------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ from paceline.worker.saver import Saver
 CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
-JUST_S = 2.0  # and how old one may be that needs no other
+JUST_S = 5.0  # and how old one may be that needs no other
 MAX_OWN_BUFFERS = 64 << 20  # bytes; buffers of a worker that is not the chief are saved up to this size
 PLAIN_RANGE = (
     "paceline: this worker goes on after a restart, but its loop begins again: `for epoch in ctx.epochs(n)` instead of "
@@ -528,7 +528,7 @@ class Context:
         The connections of the training stopped in the middle of anything; the saver has its own. What the launcher has
         just had saved is better: there everybody's place is known."""
         is_launched = self._require_cluster().source == "launcher"
-        if is_launched and self._saver is not None and time.monotonic() - self._saver.saved_s < JUST_S:
+        if is_launched and self._saver is not None and self._saver.has_just_saved(JUST_S, INTERRUPTED_SAVE_S):
             return
         self._say("Interrupted: saving before the end")
         position = self._where()

@@ -102,6 +102,7 @@ class Saver:
         self._say = say
         self._event = event
         self._busy = threading.Lock()
+        self._writing = threading.Lock()  # its folder is there for others to see before this object knows
         self._work: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_ended = threading.Event()
@@ -110,7 +111,7 @@ class Saver:
         self.incarnation = me.incarnation
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
-        self.saved_s = float("-inf")
+        self._saved_s = float("-inf")
 
     # --- beside the training ----------------------------------------------------------------------------------
 
@@ -241,9 +242,20 @@ class Saver:
             copy = connection.copied(m.Copy(self._me.worker, self.incarnation, is_again=True))
         return copy
 
+    def has_just_saved(self, within_s: float, limit_s: float) -> bool:
+        """Whether a checkpoint is so new that it needs no other; one that is being written is waited for, so long."""
+        if not self._writing.acquire(timeout=limit_s):
+            return False
+        self._writing.release()
+        return time.monotonic() - self._saved_s < within_s
+
     # --- both -------------------------------------------------------------------------------------------------
 
     def _write(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
+        with self._writing:
+            return self._written(connections, copies)
+
+    def _written(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
         began = time.monotonic()
         num_workers = len(self._me.worker_devices)
         path, size_bytes = save(
@@ -253,7 +265,7 @@ class Saver:
             self.in_use = None  # one of this run's own takes its place
         with suppress(CheckpointError):  # what could not be removed is in nobody's way
             retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
-        self.saved_at, self.saved_s = copies[0].round, time.monotonic()
+        self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",
             folder=str(path),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cluster import flags, sources
-from paceline.cluster.discovery import Assignment, discover, encode_for_child
+from paceline.cluster.discovery import Assignment, discover, discover_as, encode_for_child
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
@@ -252,6 +252,28 @@ def test_bad_flags_are_refused_before_anything_is_made(started: Started, line: s
         started(line, flags=True)
     assert "\n" not in str(refused.value)
     assert list(started.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--lane=smh", "Unknown lane 'smh'; did you mean 'shm'"),
+        ("--lane=inproc", "Lane inproc is for tests"),
+        ("--wait-s=0", "--wait-s is 0.0; it must be a number of seconds above 0"),
+        ("--tls --insecure", "leave one out"),
+        ("--virtual-gpus=-1", "--virtual-gpus is -1"),
+        ("--gpu-memory-fraction=2", "--gpu-memory-fraction is 2.0"),
+    ],
+)
+def test_a_cluster_of_ops_is_checked_too(started: Started, line: str, sentence: str) -> None:
+    """However its task is found; how to train is no matter there: --mode may be the script's own."""
+    with pytest.raises(UsageError, match=sentence):
+        discover_as({"local": ["h:1"]}, "local", 0, shlex.split(line), started.environ)
+    with pytest.raises(UsageError, match=sentence):
+        argv = shlex.split(f"--job_name=local {line}")
+        discover({"local": ["h:1"]}, True, argv, started.environ, started.folder, is_training=False)
+    assert list(started.folder.iterdir()) == []
+    assert discover_as({"local": ["h:1"]}, "local", 0, ["--mode=draw"], started.environ).task == Task("local", 0)
 
 
 def test_a_chief_of_its_own_by_flags(started: Started) -> None:

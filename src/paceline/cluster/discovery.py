@@ -19,7 +19,7 @@ from paceline.cluster.secret import secret_by_hand, secret_from_hex
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.cluster.spelling import hint
-from paceline.cluster.validate import check
+from paceline.cluster.validate import check, check_ops
 from paceline.errors import UsageError
 from paceline.transport.security import Secret, keys_dir_of
 
@@ -91,13 +91,7 @@ def discover(
         _refuse_lone_job_name(flags, given)
         return None
     spec, task, source = place
-    settings = argv_flags.settings(given, _run_id_by_hand(spec))
-    if is_training:
-        check(settings, spec)
-    if settings.lane == "inproc":
-        raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
-    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
-    return Assignment(spec, task, 0, settings, secret, source)
+    return _by_hand(spec, task, source, given, environ, is_training)
 
 
 def visible_cards(environ: Mapping[str, str] | None = None) -> str | None:
@@ -124,9 +118,7 @@ def discover_as(
         launched = _from_launcher(environ)  # its secret is known to all that were started with it
         return Assignment(spec, task, launched.incarnation, launched.settings, launched.secret, launched.source)
     given = argv_flags.read(sys.argv[1:] if argv is None else argv)
-    settings = argv_flags.settings(given, _run_id_by_hand(spec))
-    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
-    return Assignment(spec, task, 0, settings, secret, "cluster argument")
+    return _by_hand(spec, task, "cluster argument", given, environ, is_training=False)
 
 
 def encode_for_child(assignment: Assignment) -> dict[str, str]:
@@ -161,6 +153,21 @@ def _from_launcher(environ: Mapping[str, str]) -> Assignment:
     check(handed.settings, spec)
     keys_dir = Path(environ.get(KEYS_VARIABLE, "")).absolute() if handed.settings.tls else None
     return Assignment(spec, task, handed.incarnation, handed.settings, Secret(secret, keys_dir), handed.source)
+
+
+def _by_hand(
+    spec: ClusterSpec, task: Task, source: str, given: Mapping[str, str], environ: Mapping[str, str], is_training: bool
+) -> Assignment:
+    """All that the flags say beside the place, checked before a secret is made."""
+    settings = argv_flags.settings(given, _run_id_by_hand(spec))
+    if is_training:
+        check(settings, spec)
+    else:
+        check_ops(settings)
+    if settings.lane == "inproc":
+        raise UsageError("Lane inproc is for tests within one process; use auto, shm or tcp.")
+    secret = secret_by_hand(argv_flags.text(given, "secret_file"), environ, settings.tls, settings.insecure)
+    return Assignment(spec, task, 0, settings, secret, source)
 
 
 def _from_argument(cluster: ClusterSpec | Mapping[str, Addresses] | None, given: Mapping[str, str]) -> _Place | None:

@@ -160,7 +160,7 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check(settings: Settings, cluster: ClusterSpec) -> None:
-    """Refuse devices and numbers that no machine could make true."""
+    """Refuse devices that no machine could make true."""
     for device in parse(settings.worker_device):
         if device.job == "ps":
             raise UsageError(f"--worker-device {device}: a ps trains nothing; name a worker, or no task.")
@@ -171,6 +171,10 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
         if device.job not in (None, "ps"):
             raise UsageError(f"--ps-device {device}: that is no ps; write /cpu:0 or /gpu:0.")
         device.check(cluster)
+
+
+def check_use(settings: Settings) -> None:
+    """Refuse numbers of cards, and shares of their memory, that no machine has."""
     if settings.virtual_gpus < 0:
         raise UsageError(f"--virtual-gpus is {settings.virtual_gpus}; it must be 0 (the cards there are) or more.")
     fraction = settings.gpu_memory_fraction

@@ -30,7 +30,6 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_jobs(cluster)
     _one_of("mode", settings.mode, spec.NAMES)
     _one_of("placement", settings.placement, PLACEMENTS)
-    _one_of("lane", settings.lane, ["auto", *LANES])
     _one_of("data", settings.data, DATA)
     _one_of("wire", settings.wire, WIRES)
     _one_of("master", settings.master, MASTERS)
@@ -38,22 +37,32 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_counts(settings, len(cluster.workers))
     _check_slow(settings.slow, cluster)
     pinning.check(settings, cluster)
+    check_ops(settings)
     chaos.check(settings.chaos, settings.lane, cluster)
     check_save_every(settings.save_every)
     if settings.keep < 1:
         raise UsageError(f"--keep is {settings.keep}; at least 1 checkpoint stays (--save-every none writes none).")
-    _check_security(settings)
     _positive("lease_s", settings.lease_s)
     if settings.lease_s < MIN_LEASE_S:
         raise UsageError(
             f"--lease-s is {settings.lease_s:g}; hearts beat five times a lease: use {MIN_LEASE_S} or more."
         )
-    _positive("wait_s", settings.wait_s)
     _check_stall(settings)
     if settings.max_restarts < 0:
         raise UsageError(f"--max-restarts is {settings.max_restarts}; it must be 0 (never) or more.")
     if settings.log_every < 0:
         raise UsageError(f"--log-every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
+
+
+def check_ops(settings: Settings) -> None:
+    """What also holds for a cluster that only runs ops: it has no training, and any jobs.
+
+    >>> check_ops(Settings(run_id="r"))
+    """
+    _one_of("lane", settings.lane, ["auto", *LANES])
+    _check_security(settings)
+    pinning.check_use(settings)
+    _positive("wait_s", settings.wait_s)
 
 
 def _check_jobs(cluster: ClusterSpec) -> None:

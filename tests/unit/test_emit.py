@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from small_checkpoint import write_step
 
 from paceline.cli.main import main
 from paceline.cluster.discovery import discover
@@ -120,6 +122,23 @@ def test_gpus_restarts_image_and_module(capsys: pytest.CaptureFixture[str], fold
     assert devices == [{"driver": "nvidia", "device_ids": ["0", "1"], "capabilities": ["gpu"]}]
 
 
+@pytest.mark.parametrize("hosts", [[], HOSTS])
+def test_a_checkpoint_is_seen_inside_at_its_path(
+    capsys: pytest.CaptureFixture[str], hosts: list[str], folder: Path
+) -> None:
+    checkpoint = write_step(folder.parent / "before" / "checkpoints", 5)
+    ps, *workers = docker(capsys, "--insecure", *hosts, "--resume", "../before", "train.py")
+    before = checkpoint.parents[1]
+    for line in (ps, *workers):
+        assert after(inside(line), "--resume") == [str(before)], "without .., which may lead nowhere inside"
+    for worker in workers:
+        assert after(worker, "-v")[2:] == [f"{before}:{before}:ro"]
+    assert len(after(ps, "-v")) == 2, "a ps is given its numbers by the chief"
+    shutil.move(checkpoint.parents[1], folder / "result")
+    for line in docker(capsys, "--insecure", *hosts, "--resume", "result", "train.py"):
+        assert len(after(line, "-v")) == 2, "what is mounted to be written needs no second mount"
+
+
 def test_the_secret_is_mounted_and_never_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = emitted(capsys, "docker", *HOSTS, "train.py")
     secret = tmp_path / "config" / "paceline" / "secret"
@@ -138,6 +157,7 @@ def test_the_secret_is_mounted_and_never_printed(capsys: pytest.CaptureFixture[s
         (["--mode", "snyc", "train.py"], "did you mean 'sync'"),
         (["--run-dir", "a:b", "train.py"], "colon"),
         (["--workers", "0", "train.py"], "at least 1"),
+        (["--resume", "nowhere", "train.py"], "--resume 'nowhere': there is no such folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -4,10 +4,10 @@ Called by cli/main. Prints text and starts nothing; of this machine it looks onl
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from paceline.cli import options as o
@@ -29,12 +29,14 @@ Code = Annotated[
     str | None, typer.Option("--code", metavar="DIR", help="The folder that tasks see.  [SCRIPT's; with -m: this one]")
 ]
 Gpus = Annotated[str, typer.Option("--gpus", help="What workers see of the host's GPUs: all, 2, device=0,1.  [none]")]
+RunDir = Annotated[str, typer.Option("--run-dir", help="The run folder, the same path on every host.")]
 SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all tasks share.  [the user's own]")]
 
 
-@app.command("docker", context_settings=OURS_FIRST)
+@app.command("compose", help="Print a file for `docker compose up`.", context_settings=OURS_FIRST)
+@app.command("docker", help="Print a `docker run` line for every task.", context_settings=OURS_FIRST)
 @o.with_settings
-def docker(
+def emit(
     ctx: typer.Context,
     script: o.Script,
     args: o.ScriptArgs = None,
@@ -42,51 +44,24 @@ def docker(
     workers: o.Workers = None,
     ps_hosts: o.PsHosts = None,
     worker_hosts: o.WorkerHosts = None,
-    run_dir: o.RunDir = None,
+    run_dir: RunDir = "result",
     secret_file: SecretFile = None,
     image: Image = "paceline:latest",
     code: Code = None,
     gpus: Gpus = "",
     module: o.Module = False,
 ) -> None:
-    """Print a `docker run` line for every task."""
-    from paceline.launchers import emit
+    """Both forms take the same flags."""
+    from paceline.launchers.emit import FORMS
 
-    show(ctx, emit.docker)
-
-
-@app.command("compose", context_settings=OURS_FIRST)
-@o.with_settings
-def compose(
-    ctx: typer.Context,
-    script: o.Script,
-    args: o.ScriptArgs = None,
-    ps: o.Ps = None,
-    workers: o.Workers = None,
-    ps_hosts: o.PsHosts = None,
-    worker_hosts: o.WorkerHosts = None,
-    run_dir: o.RunDir = None,
-    secret_file: SecretFile = None,
-    image: Image = "paceline:latest",
-    code: Code = None,
-    gpus: Gpus = "",
-    module: o.Module = False,
-) -> None:
-    """Print a file for `docker compose up`."""
-    from paceline.launchers import emit
-
-    show(ctx, emit.compose)
-
-
-def show(ctx: typer.Context, form: "Callable[[Shipment], str]") -> None:
-    """Print what the flags describe in one of the forms."""
-    typer.echo(form(shipment(ctx)))
+    typer.echo(FORMS[str(ctx.command.name)](shipment(ctx)))
 
 
 def shipment(ctx: typer.Context) -> "Shipment":
     """What the flags describe, checked as `run` would check it."""
     from paceline.launchers.emit import Shipment, check_gpus
     from paceline.launchers.entry import Program, check_program
+    from paceline.launchers.local import check_resume
 
     params = ctx.params
     script, is_module = str(params["script"]), bool(params["module"])
@@ -96,22 +71,27 @@ def shipment(ctx: typer.Context) -> "Shipment":
     settings = o.settings(params)
     cluster = cluster_of(params)
     check(settings, cluster)
-    code = Path(params["code"] or (os.getcwd() if is_module else Path(script).parent)).absolute()
-    absolute = program if is_module else Program(script=str(Path(script).absolute()), args=program.args)
+    is_one_host = not params["ps_hosts"] and not params["worker_hosts"]
+    if settings.resume not in ("auto", "none"):
+        if is_one_host:  # else it lies with the workers
+            check_resume(settings.resume)
+        settings = msgspec.structs.replace(settings, resume=os.path.abspath(settings.resume))
+    code = os.path.abspath(params["code"] or (os.getcwd() if is_module else Path(script).parent))
+    absolute = program if is_module else Program(script=os.path.abspath(script), args=program.args)
     secret = None
     if not settings.insecure:
         secret_by_hand(params["secret_file"], os.environ, settings.tls)  # made now: docker would make a folder of it
-        secret = str(Path(params["secret_file"] or own_path(os.environ)).absolute())
+        secret = os.path.abspath(params["secret_file"] or own_path(os.environ))
     return Shipment(
         program=absolute,
         cluster=cluster,
         settings=settings,
         image=params["image"],
-        code=str(code),
-        results=str(Path(params["run_dir"] or "result").absolute()),
+        code=code,
+        results=os.path.abspath(params["run_dir"]),
         secret_file=secret,
         gpus=params["gpus"],
-        is_one_host=not params["ps_hosts"] and not params["worker_hosts"],
+        is_one_host=is_one_host,
     )
 
 

@@ -26,7 +26,7 @@ class Shipment(msgspec.Struct, frozen=True, kw_only=True):
 
     program: Program  # its script's path is absolute
     cluster: ClusterSpec
-    settings: Settings
+    settings: Settings  # the path of --resume is absolute
     image: str
     code: str  # the folder with the script
     results: str  # the run folder
@@ -64,7 +64,7 @@ def containers(shipment: Shipment) -> list[Container]:
                 host=host,
                 port=port,
                 command=tuple(command(shipment, task)),
-                mounts=tuple(mounts(shipment)),
+                mounts=tuple(mounts(shipment, task)),
                 gpus="" if task.job == "ps" else shipment.gpus,
                 is_later=task.job != "ps" and task not in started,
             )
@@ -95,16 +95,27 @@ def given(settings: Settings, num_workers: int) -> list[str]:
     return words
 
 
-def mounts(shipment: Shipment) -> list[str]:
+def mounts(shipment: Shipment, task: Task) -> list[str]:
     """What the container sees of its host, at the same paths."""
-    shared = [shipment.code, shipment.results]
+    written = [shipment.code, shipment.results]
+    read = []
     secret = shipment.secret_file
     if secret is not None:  # with --tls the certificate lies beside it
-        shared.append(f"{Path(secret).parent if shipment.settings.tls else secret}")
-    for path in shared:
+        read.append(f"{Path(secret).parent if shipment.settings.tls else secret}")
+    if task.job != "ps" and (checkpoint := resumed_from(shipment)) is not None:
+        read.append(checkpoint)
+    for path in (*written, *read):
         if ":" in path:
             raise UsageError(f"{path} has a colon in its name, which docker's -v cannot take; choose another folder.")
-    return [f"{path}:{path}{':ro' if number == 2 else ''}" for number, path in enumerate(shared)]
+    return [*(f"{path}:{path}" for path in written), *(f"{path}:{path}:ro" for path in read)]
+
+
+def resumed_from(shipment: Shipment) -> str | None:
+    """The folder of --resume PATH, where no other mount holds it already."""
+    path = shipment.settings.resume
+    if path in ("auto", "none") or any(Path(path).is_relative_to(seen) for seen in (shipment.code, shipment.results)):
+        return None
+    return path
 
 
 def notes(shipment: Shipment, made: Sequence[Container]) -> list[str]:
@@ -119,6 +130,8 @@ def notes(shipment: Shipment, made: Sequence[Container]) -> list[str]:
         lines.append("# --insecure: whoever reaches a port can take part.")
     elif not shipment.is_one_host:
         lines.append(f"# All tasks share one secret: copy {shipment.secret_file} to every host first (mode 0600).")
+    if not shipment.is_one_host and shipment.settings.resume not in ("auto", "none"):
+        lines.append(f"# --resume: the checkpoint lies at {shipment.settings.resume} on every worker's host.")
     return lines
 
 
@@ -198,6 +211,9 @@ def reservation(gpus: str) -> str:
 def quoted(text: str) -> str:
     """A string of a compose file, where a dollar begins a variable unless there are two."""
     return json.dumps(text.replace("$", "$$"), ensure_ascii=False)
+
+
+FORMS = {"docker": docker, "compose": compose}
 
 
 def check_gpus(text: str) -> None:

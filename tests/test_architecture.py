@@ -95,7 +95,7 @@ DOORS: dict[str, tuple[str, ...]] = {
               "worker/data.py",
               "worker/context.py", "worker/evaluator.py",
               "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
-    "ctypes": ("launchers/kernel.py",),
+    "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")
 FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}

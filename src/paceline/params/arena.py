@@ -3,11 +3,15 @@
 The ps makes shared ones, lanes hand them over, frameworks lay tensor views on `memory`. Imports no framework.
 """
 
+import ctypes
 import mmap
 import os
 import platform
 import sys
+import weakref
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW: nobody can pull the memory from under the other side
 F_ADD_SEALS = 1033
@@ -49,15 +53,14 @@ class Arena:
     b'ok\\x00'
     """
 
-    def __init__(self, buffer: mmap.mmap, size_bytes: int, fd: int | None) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, memory: memoryview, fd: int | None) -> None:
+        self.size_bytes = memory.nbytes
         self.fd = fd
-        self._buffer = buffer
-        self.memory = memoryview(buffer)[:size_bytes]
+        self.memory = memory
 
     @classmethod
     def private(cls, size_bytes: int) -> "Arena":
-        return cls(mmap.mmap(-1, max(1, size_bytes)), size_bytes, None)
+        return cls(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes], None)
 
     @classmethod
     def shared(cls, size_bytes: int) -> "Arena":
@@ -70,16 +73,42 @@ class Arena:
         fd = os.memfd_create("paceline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(fd, 0, max(1, size_bytes))
         fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
-        return cls(mmap.mmap(fd, max(1, size_bytes)), size_bytes, fd)
+        return cls(_mapped(fd, size_bytes, is_writable=True), fd)
 
     @classmethod
     def opened(cls, fd: int, size_bytes: int, is_writable: bool) -> "Arena":
         """The other side's memory, from the descriptor that came over the lane."""
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        return cls(mmap.mmap(fd, max(1, size_bytes), prot=access), size_bytes, fd)
+        return cls(_mapped(fd, size_bytes, is_writable), fd)
 
     def close(self) -> None:
         """Give the descriptor back; the mapping goes when the last view of it does."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
+
+
+def _mapped(fd: int, size_bytes: int, is_writable: bool) -> memoryview:
+    """What lies behind a descriptor, until the last view of it is gone. Python's own mmap would keep a second
+    descriptor open for as long, one a mapping."""
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    length = max(1, size_bytes)
+    libc = _libc()
+    address = libc.mmap(None, length, access, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{length} bytes of shared memory could not be mapped: {os.strerror(number)}")
+    block = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(block, libc.munmap, address, length).atexit = False
+    memory = memoryview(block).cast("B")[:size_bytes]
+    return memory if is_writable else memory.toreadonly()
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    ]  # fmt: skip
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc

@@ -172,6 +172,13 @@ class GrantsTooMuch(Budget):
         return applied < self.total
 
 
+class BuriesTheTicket(Budget):
+    """What a lost worker holds is lost with it."""
+
+    def give_back(self, worker: int) -> None:
+        pass
+
+
 class LetsOneFallForAnother(SimService):
     """An answer that finds its worker gone ends the connection that it was sent from."""
 

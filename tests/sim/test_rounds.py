@@ -29,6 +29,7 @@ DISASTERS = {
     "ps restarts": Plan(ps_restarts=3, retries=True, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, span=LONG),
     "elastic": Plan(optional=2, deaths=2, pauses=0.1, span=LONG),
     "ps reborn": Plan(rebirths=4, retries=True, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, span=LONG),
+    "budget and ps reborn": Plan(total=12, rebirths=3, retries=True, deaths=2, pauses=0.1, span=LONG),
     "switches and ps reborn": Plan(switches=3, rebirths=3, retries=True, deaths=1, pauses=0.1, span=LONG),
     "least": Plan(optional=1, min_workers=2, deaths=3, restarts=0.6, pauses=0.1, span=LONG),
 }
@@ -43,7 +44,7 @@ SWITCHES = {
     "switches and joiners": Plan(switches=3, optional=2, min_workers=2, deaths=2, pauses=0.1, span=LONG),
 }
 SIZES = [(num_ps, num_workers) for num_ps in (1, 2, 3) for num_workers in (1, 2, 3, 4)]
-CLUSTERS = 50  # about so many a mode, each on both kinds of lane, with each disaster: 9,828 runs in all
+CLUSTERS = 50  # about so many a mode, each on both kinds of lane, with each disaster: 13,104 runs in all
 PARTS = 5  # of which the quick tests make one; an odd number, so that both kinds of lane are in it
 
 

@@ -94,8 +94,18 @@ def test_a_graph_grows_between_runs() -> None:
         b = a + 1
         assert session.run(b) == 2
         graph.add_control(b, a)
-        with pytest.raises(UsageError, match="has a cycle"):
+        with pytest.raises(UsageError) as caught:
             session.run(b)
+    assert str(caught.value) == "The graph has a cycle, so no node of it can be first: Add needs Const needs Add."
+
+
+def test_an_input_that_the_graph_does_not_have_is_refused() -> None:
+    graph = Graph()
+    total = graph.constant(1) + graph.constant(2)
+    del graph.nodes["Const_1"]
+    with Session(graph=graph) as session, pytest.raises(UsageError) as caught:
+        session.run(total)
+    assert str(caught.value).startswith("Node 'Add' needs 'Const_1', which the graph does not have; did you mean")
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,36 @@ def test_a_value_in_itself_is_refused() -> None:
         values.pack(endless)
 
 
+@pytest.mark.parametrize("array", [np.zeros(3, [("none", "S0"), ("n", "i4")])["none"], np.empty(2, "V0")])
+def test_an_array_without_bytes_is_refused(array: Any) -> None:
+    assert array.dtype.itemsize == 0
+    with pytest.raises(UsageError, match="an array of type"):
+        values.pack(array)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        values._Array("|S0", [1 << 45], 0),
+        values._Array("<U0", [1 << 45], 0),
+        values._Array("|V0", [1 << 45], 0),
+        values._Array("|u1", [1] * 65, 0),
+        values._Tensor("uint8", [1] * 1000, list(range(1000)), 0),
+        values._Array("<f8", [1 << 45], 0),
+        values._Tensor("float64", [1 << 45], [0], 0),
+    ],
+    ids=lambda item: f"{item.dtype} of {len(item.shape)}",
+)
+def test_no_memory_is_taken_for_what_a_description_claims(item: object) -> None:
+    with pytest.raises(ProtocolError, match="does not fit its bytes"):
+        values.unpack(values._ENCODER.encode(item), values.block_of([b"12345678"]))
+
+
+def test_more_bytes_than_this_host_has_are_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"at once, this host has .* GB left"):
+        values.new_block(1 << 50)
+
+
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_no_bytes_do_more_than_be_refused(description: bytes, block: bytes) -> None:
     try:

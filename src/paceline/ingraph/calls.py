@@ -4,18 +4,16 @@ Used by ingraph/server. A call names either an op that this process has register
 (names without a colon). What an op raises goes back as text and ends nothing. Must never import what a call names.
 """
 
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from paceline.cluster.devices import Device
-from paceline.errors import PacelineError, ProtocolError, RemoteOpError, UsageError
+from paceline.errors import ProtocolError, UsageError
 from paceline.ingraph import scope, values
 from paceline.ingraph.hardware import run_on
-from paceline.ingraph.neighbours import Neighbours, serving
+from paceline.ingraph.neighbours import Neighbours, say, serving
 from paceline.ingraph.op import find
+from paceline.ingraph.raised import message_of
 from paceline.ingraph.remote import receive
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
@@ -24,7 +22,6 @@ from paceline.wire import ops
 from paceline.wire.frames import Kind
 
 Verbs = Mapping[str, Callable[..., Any]]
-_OURS = str(Path(__file__).parent)
 
 
 class Calls:
@@ -42,8 +39,9 @@ class Calls:
             while True:
                 try:
                     message, value = receive(channel, channel.recv())
-                except ProtocolError:
-                    return  # what it sent cannot be trusted
+                except ProtocolError as error:  # what it sent cannot be trusted, and where the next call begins is lost
+                    say(f"Refused, and the connection ended: {error}")
+                    return
                 if not isinstance(message, ops.Call):
                     return
                 answer, bulk = self._answer(message, value)
@@ -55,11 +53,11 @@ class Calls:
             result = self._run(call, value)
             try:
                 description, buffers = values.pack(result)
+                return ops.Returned(len(description)), values.bulk(description, buffers)
             except UsageError as error:
                 raise UsageError(f"What {call.op} returned on {self._neighbours.task.device}: {error}") from None
         except BaseException as error:  # an op may raise anything; this task goes on
-            return _raised(error), []
-        return ops.Returned(len(description)), values.bulk(description, buffers)
+            return message_of(error), []
 
     def _run(self, call: ops.Call, value: Any) -> Any:
         args, kwargs = value if value is not None else ([], {})
@@ -67,24 +65,6 @@ class Calls:
             if call.op not in self._verbs:
                 raise UsageError(f"{self._neighbours.task.device} knows no {call.op!r}; is it of another version?")
             return self._verbs[call.op](*args, **kwargs)
-        found = find(call.op, f"on {self._neighbours.task.device}")
+        found = find(call.op)
         with scope.fresh():
             return run_on(Device.parse(call.device), found.fn, args, kwargs)
-
-
-def _raised(error: BaseException) -> ops.Raised:
-    message = ops.shortened(str(error))
-    if isinstance(error, RemoteOpError):
-        return ops.Raised(RemoteOpError.__name__, message, ops.shortened(error.remote_traceback))
-    if isinstance(error, PacelineError):
-        return ops.Raised(type(error).__name__, message)
-    lines = traceback.format_exception(type(error), error, _of_the_op(error.__traceback__))
-    return ops.Raised(type(error).__name__, message, ops.shortened("".join(lines)))
-
-
-def _of_the_op(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames that only called the op."""
-    inner = trace
-    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
-        inner = inner.tb_next
-    return inner or trace

@@ -24,6 +24,7 @@ from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageErro
 from paceline.ingraph.neighbours import Neighbours
 from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
+from paceline.ingraph.raised import text_of
 from paceline.worker import torch_devices
 
 GRACE_S = 5.0  # after an error: an op that takes longer is left to itself, and its value to nobody
@@ -199,9 +200,9 @@ class Master:
         def give_up(error: BaseException) -> None:
             for task in by_task:
                 if task == own:
-                    self._parts.abort(step, str(error))
+                    self._parts.abort(step, text_of(error))
                 else:
-                    threading.Thread(target=self._abort_at, args=(task, step, str(error)), daemon=True).start()
+                    threading.Thread(target=self._abort_at, args=(task, step, text_of(error)), daemon=True).start()
 
         return _together({task: running(task, works) for task, works in by_task.items()}, give_up)
 

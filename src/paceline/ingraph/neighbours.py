@@ -160,6 +160,12 @@ def serving(neighbours: Neighbours, caller: Stream | None = None) -> Iterator[No
         _caller.reset(tokens[1])
 
 
+def served() -> Task | None:
+    """The task for which this thread runs something just now; None: it runs the program itself."""
+    serving = _serving.get()
+    return serving.task if serving is not None else None
+
+
 def still_wanted() -> Callable[[], bool]:
     """Whether the caller of what this thread runs is still connected; may be asked from any thread."""
     caller = _caller.get()

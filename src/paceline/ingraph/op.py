@@ -72,17 +72,24 @@ def register(made: Op[P, R]) -> Op[P, R]:
     known = _OPS.get(made.name)
     if known is not None and _origin(known) != _origin(made):
         raise UsageError(f"Two ops have the name {made.name!r}: {_origin(known)} and {_origin(made)}; rename one.")
+    if known is not None and not _is_again(known.fn, made.fn):
+        raise UsageError(
+            f"Two functions would be the op {made.name!r}, and a call could mean either; give each a name of its own "
+            "that is the same on every task: @paceline.op(name=…)."
+        )
     _OPS[made.name] = made
     return made
 
 
-def find(name: str, where: str = "here") -> Op[..., Any]:
-    """The op of that name, or a sentence that says why there is none."""
+def find(name: str) -> Op[..., Any]:
+    """The op of that name, or a sentence that says why there is none on the task that was asked."""
     if name not in _OPS:
-        module = name.partition(":")[0]
+        from paceline.ingraph.neighbours import served
+
+        where = f"on {task.device}: that task" if (task := served()) is not None else "here: this process"
         raise UsageError(
-            f"Op {name!r} is not registered {where}: that task must import {module!r} itself, because no code travels; "
-            f"{hint(name, _OPS)}."
+            f"Op {name!r} is not registered {where} must import {name.partition(':')[0]!r} itself, because no code "
+            f"travels; {hint(name, _OPS)}."
         )
     return _OPS[name]
 
@@ -91,6 +98,28 @@ def _function(fn: Any) -> Any:
     if not callable(fn) or not hasattr(fn, "__qualname__") or isinstance(fn, type):
         raise UsageError(f"@paceline.op is for functions, and {fn!r} is none.")
     return fn
+
+
+def _is_again(known: Any, made: Any) -> bool:
+    """Whether it is the same function once more. One that a module has under its name is; one that was made in another
+    function, or a lambda, has no name of its own, and is only if it has the same code and works on the same things."""
+    if "<" not in made.__qualname__ or known is made:
+        return True
+    if getattr(known, "__code__", None) != getattr(made, "__code__", made):
+        return False
+    pairs = zip(_works_on(known), _works_on(made), strict=False)
+    return len(_works_on(known)) == len(_works_on(made)) and all(one is other for one, other in pairs)
+
+
+def _works_on(fn: Any) -> list[Any]:
+    """What a function found around it when it was made; a cell in which nothing is yet stands for itself."""
+    found = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    for cell in fn.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(cell)
+    return found
 
 
 def _origin(made: Op[..., Any]) -> str:

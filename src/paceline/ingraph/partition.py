@@ -58,7 +58,7 @@ def prune(nodes: Mapping[str, Def], fetches: Sequence[str], fed: Collection[str]
     """
     for name in [*fetches, *fed]:
         if name not in nodes:
-            raise UsageError(f"The graph has no node {name!r}; {hint(name, list(nodes)[:20])}.")
+            raise UsageError(f"The graph has no node {name!r}; {_near(name, nodes)}.")
     order: list[str] = []
     done: set[str] = set(fed)
     for fetch in fetches:
@@ -70,6 +70,10 @@ def prune(nodes: Mapping[str, Def], fetches: Sequence[str], fed: Collection[str]
                 f"Placeholder {name!r} has no value and {needed!r} needs it; give session.run feed_dict={{{name}: …}}."
             )
     return order
+
+
+def _near(name: str, nodes: Mapping[str, Def]) -> str:
+    return hint(name, list(nodes)[:20])
 
 
 def _visit(nodes: Mapping[str, Def], start: str, done: set[str], order: list[str]) -> None:
@@ -95,6 +99,8 @@ def _visit(nodes: Mapping[str, Def], start: str, done: set[str], order: list[str
         if need in on_path:
             circle = [*list(on_path)[list(on_path).index(need) :], need]
             raise UsageError(f"The graph has a cycle, so no node of it can be first: {' needs '.join(circle)}.")
+        if need not in nodes:
+            raise UsageError(f"Node {name!r} needs {need!r}, which the graph does not have; {_near(need, nodes)}.")
         if need not in done:
             enter(need)
 

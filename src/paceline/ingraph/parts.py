@@ -8,7 +8,6 @@ Used by ingraph/server, where the master calls it, and by a session without a se
 """
 
 import threading
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.devices import Device
-from paceline.errors import PacelineError, ProtocolError, RemoteOpError, StepAborted, UsageError
+from paceline.errors import ProtocolError, StepAborted, UsageError
 from paceline.ingraph import kernels, scope, values
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.neighbours import Neighbours, serving, still_wanted
 from paceline.ingraph.op import Op, find
 from paceline.ingraph.partition import AFTER
+from paceline.ingraph.raised import is_ours, text_of, told
 from paceline.ingraph.schedule import Schedule
 
 assert kernels.KERNELS  # whoever runs parts has the plain ops too
@@ -160,11 +160,10 @@ class _Run:
             self.fetched = {name: self._values[name] for name in self.work.fetches}
         except BaseException as error:
             self.error = error
-            self._step.abort(str(error))
+            self._step.abort(text_of(error))
 
     def _go(self) -> None:
-        where = f"on {self._parts.neighbours.task.device}"
-        ops = {name: (find(op, where), args) for name, op, args in self.work.nodes}
+        ops = {name: (find(op), args) for name, op, args in self.work.nodes}
         schedule = Schedule(self.work.needs)
         while not schedule.is_over:
             self._take_in(schedule)
@@ -200,13 +199,10 @@ class _Run:
         try:
             with scope.fresh():
                 return run_on(Device.parse(self.work.device), op.fn, args, kwargs)
-        except (PacelineError, KeyboardInterrupt):
-            raise
         except BaseException as error:  # an op may call sys.exit, and somebody waits for it
-            task = self._parts.neighbours.task.device
-            text = "".join(traceback.format_exception(error))
-            told = f"Node {name!r} ({op.name}) failed on {task}: {type(error).__name__}: {error}"
-            raise RemoteOpError(f"{told}\n--- its traceback there ---\n{text}".rstrip(), task, text) from error
+            if is_ours(error) or isinstance(error, KeyboardInterrupt):
+                raise
+            raise told(f"Node {name!r} ({op.name})", self._parts.neighbours.task.device, error) from error
 
     def _resolved(self, leaf: Any) -> Any:
         if not isinstance(leaf, values.Ref):

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline import errors
-from paceline.errors import ConnectionLost, PacelineError, ProtocolError, RemoteOpError, WaitTimeout
+from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, WaitTimeout
 from paceline.ingraph import values
+from paceline.ingraph.raised import error_of
 from paceline.transport.channel import Channel, connect
 from paceline.transport.security import Role
 from paceline.wire import ops
@@ -22,7 +22,6 @@ RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
 PROBE_S = 10.0  # of silence, after which a task is asked whether it lives
 PROBE_ANSWER_S = 5.0
-MAX_BULK_BYTES = 1 << 36  # of one call or answer, from somebody who holds the secret
 ALIVE = "alive"  # the question that every server answers; ingraph/calls
 
 
@@ -61,10 +60,11 @@ class Remote:
         `wait_s`: how long to wait for a task that is not there; None: as long as this process waits for anybody.
         """
         description, buffers = values.pack((list(args), dict(kwargs or {})))
+        bulk = values.bulk(description, buffers)
         channel = self._take(self._wait_s if wait_s is None else wait_s)
         try:
             call = ops.Call(op, len(description), device)
-            channel.send(Kind.COLD, tail=ops.encode(call), bulk=values.bulk(description, buffers))
+            channel.send(Kind.COLD, tail=ops.encode(call), bulk=bulk)
             message, value = _receive(channel, self._await(channel))
         except ConnectionLost as error:
             channel.close()
@@ -74,12 +74,8 @@ class Remote:
             raise
         self._give_back(channel)
         if isinstance(message, ops.Raised):
-            raise _error(message, self.name, op)
+            raise error_of(message, self.name, op)
         return value
-
-    def connect(self) -> None:
-        """Wait until the task is there, as far as `wait_s` allows."""
-        self._give_back(self._take(self._wait_s))
 
     def close(self) -> None:
         with self._lock:
@@ -149,7 +145,7 @@ class Remote:
         """Whether the task answers on a new connection; the one with the call is busy."""
         try:
             channel = self._connect(PROBE_ANSWER_S)
-        except (ConnectionLost, errors.AuthenticationError):
+        except (ConnectionLost, AuthenticationError):
             return False
         try:
             channel.send(Kind.COLD, tail=ops.encode(ops.Call(ALIVE, 0)))
@@ -183,8 +179,8 @@ def receive(channel: Channel, frame: Frame) -> tuple[ops.Call | ops.Returned | o
     if frame.kind != Kind.COLD:
         raise ProtocolError(f"a frame of kind {frame.kind} where ops are called")
     message = ops.decode(frame.tail)
-    if frame.bulk_bytes > MAX_BULK_BYTES:
-        raise ProtocolError(f"a call with {frame.bulk_bytes} bytes; {MAX_BULK_BYTES} is the limit")
+    if frame.bulk_bytes > ops.MAX_BULK_BYTES:
+        raise ProtocolError(f"a value of {frame.bulk_bytes} bytes; {ops.MAX_BULK_BYTES} is the limit")
     block = values.new_block(frame.bulk_bytes)
     channel.recv_bulk(frame, block)
     if isinstance(message, ops.Raised) or not message.described:
@@ -193,14 +189,3 @@ def receive(channel: Channel, frame: Frame) -> tuple[ops.Call | ops.Returned | o
     if not 0 < message.described <= start <= block.nbytes:
         raise ProtocolError("a value whose description is longer than itself")
     return message, values.unpack(bytes(block[: message.described]), block[start:])
-
-
-def _error(raised: ops.Raised, task: str, op: str) -> PacelineError:
-    """What was raised there, as it is raised here: our own errors as what they are, an op's with its traceback."""
-    kind = getattr(errors, raised.kind, None)
-    if isinstance(kind, type) and issubclass(kind, PacelineError) and kind is not RemoteOpError:
-        return kind(raised.message)
-    if raised.kind == RemoteOpError.__name__:  # from a task further on, which is named in it
-        return RemoteOpError(raised.message, task, raised.text)
-    told = f"{op} failed on {task}: {raised.kind}: {raised.message}"
-    return RemoteOpError(f"{told}\n--- its traceback there ---\n{raised.text}".rstrip(), task, raised.text)

@@ -4,6 +4,7 @@ Used by ingraph/remote and calls for arguments and results. Kind, dtype, shape a
 the same numbers come out on the other side. Must never build anything else from bytes: no class, no code, no object.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,16 @@ import numpy as np
 import torch
 
 from paceline.errors import ProtocolError, UsageError
+from paceline.params.arena import check_fits
 from paceline.transport.base import Buffer
-from paceline.wire.ops import ALIGN
+from paceline.wire.ops import ALIGN, MAX_BULK_BYTES
 
 MAX_DEPTH = 100
-_ARRAY_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU][0-9]{1,9})")
+MAX_DIMS = 64  # numpy's own limit
+LARGE_BYTES = 64 << 20  # from here on this host is asked whether it has so much
+_ARRAY_DTYPE = re.compile(
+    r"[<>|=]?(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|[SU][1-9][0-9]{0,8})"
+)  # no element without a byte: any number of those would fit
 _TENSOR_DTYPES = {
     name: getattr(torch, name)
     for name in (
@@ -93,7 +99,13 @@ def pack(value: object) -> tuple[bytes, list[Buffer]]:
 
 def bulk(description: bytes, buffers: list[Buffer]) -> list[Buffer]:
     """What is sent behind a message: the description, padded so that the buffers keep their places."""
-    return [description, bytes(-len(description) % ALIGN), *buffers]
+    pieces = [description, bytes(-len(description) % ALIGN), *buffers]
+    size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+    if size_bytes > MAX_BULK_BYTES:
+        raise UsageError(
+            f"A value of {size_bytes} bytes cannot travel at once, {MAX_BULK_BYTES} can; send it in parts."
+        )
+    return pieces
 
 
 def unpack(description: bytes, block: memoryview) -> Any:
@@ -109,8 +121,14 @@ def unpack(description: bytes, block: memoryview) -> Any:
 
 
 def new_block(size_bytes: int) -> memoryview:
-    """Memory into which a bulk is received, aligned as torch's own."""
-    return memoryview(torch.empty(size_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+    """Memory into which a bulk is received, aligned as torch's own. The system hands it out page by page as bytes come,
+    so that a claim alone takes none; one that this host could never hold is refused at once."""
+    try:
+        if size_bytes >= LARGE_BYTES:
+            check_fits(size_bytes)
+        return memoryview(torch.empty(size_bytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+    except (MemoryError, RuntimeError) as error:  # torch's own, where memory is not handed out beyond what there is
+        raise ProtocolError(f"a value is too large for this task: {error}") from None
 
 
 def block_of(buffers: list[Buffer]) -> memoryview:
@@ -176,6 +194,8 @@ class _Packer:
     def _tensor(self, tensor: torch.Tensor) -> _Tensor:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _TENSOR_NAMES:
             raise _refusal(f"a tensor of layout {tensor.layout} and type {tensor.dtype} on {tensor.device}")
+        if tensor.dim() > MAX_DIMS:
+            raise _refusal(f"a tensor of {tensor.dim()} dimensions")
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
         order = sorted(range(plain.dim()), key=lambda dim: (-plain.stride()[dim], dim))
         if not plain.permute(order).is_contiguous():
@@ -224,7 +244,7 @@ def _tensor(item: _Tensor, block: memoryview) -> torch.Tensor:
     dtype, shape = _TENSOR_DTYPES[item.dtype], [item.shape[dim] for dim in item.order]
     if sorted(item.order) != list(range(len(item.shape))) or any(size < 0 for size in shape):
         raise ValueError("no such shape")
-    count = _product(shape)
+    count = _count(shape)
     if count == 0:
         return torch.empty(item.shape, dtype=dtype)
     if item.offset < 0 or item.offset + count * dtype.itemsize > block.nbytes:
@@ -237,19 +257,16 @@ def _tensor(item: _Tensor, block: memoryview) -> torch.Tensor:
 def _array(item: _Array, block: memoryview) -> Any:
     if not _ARRAY_DTYPE.fullmatch(item.dtype) or any(size < 0 for size in item.shape):
         raise ValueError(f"no type {item.dtype}")
-    dtype, count = np.dtype(item.dtype), _product(item.shape)
-    if count == 0 or dtype.itemsize == 0:
-        array = np.zeros(item.shape, dtype)
-    else:
-        array = np.frombuffer(block, dtype, count, item.offset).reshape(item.shape)
+    dtype, count = np.dtype(item.dtype), _count(item.shape)
+    flat = np.frombuffer(block, dtype, count, item.offset) if count else np.zeros(0, dtype)
+    array = flat.reshape(item.shape)
     return array[()] if item.is_scalar else array
 
 
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _count(shape: list[int]) -> int:
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{len(shape)} dimensions")
+    return math.prod(shape)
 
 
 def _refusal(what: str) -> UsageError:

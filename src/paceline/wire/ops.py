@@ -9,6 +9,7 @@ import msgspec
 from paceline.errors import ProtocolError
 
 ALIGN = 64  # where tensors lie in the bulk: how they lie must not change what is computed
+MAX_BULK_BYTES = 1 << 36  # of one call or answer, from somebody who holds the secret
 MAX_TEXT = 1 << 14  # of a name, a message, a traceback: they fit the tail of a client
 
 
@@ -32,12 +33,15 @@ class Returned(OpMessage, frozen=True):
 
 
 class Raised(OpMessage, frozen=True):
-    """It raised, or could not be run. `kind` is the class of a paceline error, else of the op's own; `text` its
-    traceback, which is empty where that would add nothing."""
+    """It raised, or could not be run. `kind` is the name of its class: one of paceline's errors if `is_ours`, else the
+    op's own. `text` is its traceback, which is empty where that would add nothing; `task` where it happened, if that
+    is a task further on."""
 
     kind: str
     message: str
     text: str = ""
+    is_ours: bool = False
+    task: str = ""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -58,13 +62,23 @@ def decode(data: bytes) -> Call | Returned | Raised:
         raise ProtocolError(f"a message about ops that does not parse: {error}") from error
 
 
+def sendable(text: str) -> str:
+    """The text with an escape for each half of a pair that lacks the other half: UTF-8 has no bytes for it.
+
+    >>> sendable("a\\ud800")
+    'a\\\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def shortened(text: str) -> str:
     """At most so much of a text as fits; its middle is left out.
 
     >>> len(shortened("x" * 100_000)) <= MAX_TEXT
     True
     """
-    if len(text.encode("utf-8", "replace")) <= MAX_TEXT:
+    text = sendable(text)
+    if len(text.encode()) <= MAX_TEXT:
         return text
     part = MAX_TEXT // 10  # a character has up to four bytes
     return f"{text[:part]}\n… ({len(text) - 2 * part} characters left out) …\n{text[-part:]}"

@@ -20,11 +20,14 @@ import paceline
 from paceline.datasets import mnist
 from paceline.models.mlp import mlp
 
+ROLES = ("digits", "shifted digits", "watch")  # of worker 0, of worker 1, of all others
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=3000, help="of the whole cluster")
     parser.add_argument("--every", type=float, default=0.5, help="seconds between two looks of the watcher")
+    parser.add_argument("--patience", type=float, default=60, help="seconds without a step that it bears")
     parser.add_argument("--data-dir", help="a folder with MNIST; the embedded set when left out")
     return parser.parse_args()
 
@@ -44,11 +47,17 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def watch(ctx: paceline.Context, steps: int, every: float, look: Callable[[], None]) -> None:
+def watch(ctx: paceline.Context, args: argparse.Namespace, look: Callable[[], None]) -> None:
     """Pull and look, until the others have made all steps; paused, so that nobody's round waits for this worker."""
+    seen, since = -1, time.monotonic()
     with ctx.pause():
-        while ctx.global_step < steps:
-            time.sleep(every)
+        while ctx.global_step < args.steps:
+            if ctx.global_step != seen:
+                seen, since = ctx.global_step, time.monotonic()
+            elif time.monotonic() - since > args.patience:
+                print(f"No step for {args.patience:g} s: nobody trains any more.", flush=True)
+                return
+            time.sleep(args.every)
             ctx.pull()
             look()
 
@@ -75,10 +84,10 @@ def main() -> None:
     loader = DataLoader(train, batch_size=100, shuffle=True)
     model, optimizer, loader = ctx.prepare(model, optimizer, loader, shard=False)
 
-    role = ("digits", "shifted digits", "watch")[min(ctx.worker_index, 2)]
+    role = ROLES[min(ctx.worker_index, len(ROLES) - 1)]
     print(f"Worker {ctx.worker_index}: {role}", flush=True)
     if role == "watch":
-        watch(ctx, args.steps, args.every, lambda: evaluate(ctx, model, *test))
+        watch(ctx, args, lambda: evaluate(ctx, model, *test))
         return
     change = shifted if role == "shifted digits" else as_it_is
     batches = endless(loader)

@@ -130,6 +130,18 @@ def test_workers_have_roles(on_threads: Run, digits: Path, mode: str, capsys: py
     assert re.search(r"^Global step 60: accuracy 0\.\d+  shifted_accuracy 0\.\d+$", said, re.M)
 
 
+@pytest.mark.timeout(60)
+def test_who_watches_nobody_gives_up(
+    on_threads: Run, digits: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainers have died for good, say: here there never were any."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(import_module("worker_roles"), "ROLES", ("watch",))
+    flags = "--steps=60", "--every=0.01", "--patience=0.2", f"--data-dir={digits}"
+    told = on_threads("worker_roles", *flags, workers=1)
+    assert told["global_step"] == 0 and "No step for 0.2 s: nobody trains any more." in capsys.readouterr().out
+
+
 def test_the_autoencoder_draws(on_threads: Run, digits: Path, tmp_path: Path) -> None:
     flags = "--epochs=1", "--images=512", "--noise=0.1", "--hidden=30", f"--data-dir={digits}"
     told = on_threads("autoencoder", *flags)

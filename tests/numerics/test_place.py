@@ -239,10 +239,32 @@ def test_schedules_added_gradients_and_zero_grad_of_the_whole_model(tasks: Tasks
     assert_same(run(plain, [momentum(part) for part in plain]), run(*with_residents(momentum)), "values")
 
 
-def test_their_gradients_cannot_be_clipped_from_here(tasks: Tasks) -> None:
+@pytest.mark.parametrize("order", [2.0, float("inf")])
+def test_their_gradients_are_clipped_with_all_others(order: float, tasks: Tasks) -> None:
+    def run(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Any:
+        norms = []
+        for step in range(3):
+            model.zero_grad()
+            model(batch(0, step)).square().mean().backward()
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05, order))
+            for each in optimizers:
+                each.step()
+        return norms, weights(model)
+
+    plain = parts_of()
+    assert_same(run(plain, [momentum(part) for part in plain]), run(*with_residents(momentum)), "norms and values")
+
+
+def test_what_else_is_done_with_their_gradients_is_refused(tasks: Tasks) -> None:
     model, optimizers = with_residents(momentum)
     model(batch(0, 0)).square().mean().backward()
-    assert model[1][0].weight.grad.isnan().all()
+    gradient = model[1][0].weight.grad
+    assert str(gradient).endswith("on /job:worker/replica:0/task:0")
+    for use in (lambda: gradient + 1, lambda: gradient.zero_(), gradient.isnan, lambda: gradient.norm(dim=0)):
+        with pytest.raises(UsageError, match="This gradient is on /job:worker/replica:0/task:0"):
+            use()
+    with pytest.raises(UsageError, match="This gradient is on"):
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
     with pytest.raises(UsageError, match="cannot fill them with zeros"):
         optimizers[1].zero_grad(set_to_none=False)
 

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from paceline.cluster.devices import Device
 from paceline.errors import ConnectionLost, ProtocolError, UsageError
 from paceline.ingraph import layers
+from paceline.ingraph.draws import turn_of
 from paceline.ingraph.mirror import signature
 from paceline.ingraph.op import find, op
 from paceline.ingraph.replicas import computed, follow, moved, training_of
@@ -30,7 +32,7 @@ class Copy:
     """A module as somebody else has it, on a device of this task."""
 
     def __init__(self, how: dict[str, Any]) -> None:
-        with _undrawn():
+        with turn_of(_CPU).taken():
             self.module = _made(how)
         self.device = torch_device(Device.parse(how["device"]))
         self.module.to(self.device)
@@ -43,17 +45,23 @@ class Copy:
     def hear(self, news: News) -> None:
         """Be as the other side's module is now."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        for number, value in news["values"]:
-            tensors[number].data = value.to(self.device)
+        with torch.no_grad():
+            for number, value in news["values"]:
+                mine = tensors[number]
+                if (mine.dtype, mine.stride()) != (value.dtype, value.stride()):
+                    mine.data = torch.empty_like(value, device=self.device)  # as module.to() does
+                mine.copy_(value)  # autograd sees it, and refuses a backward that needs what was there before
         if "training" in news:
             follow(self.module, news["training"], news["trained"])
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """A forward pass whose backward may still come."""
+    """A forward pass whose backward may still come. What has a gradient is what had one then: by now the parameters may
+    be frozen, or trained, by others."""
 
-    inputs: list[Any]
     outputs: list[Any]
+    inputs: list[GradientEdge]
+    parameters: dict[int, GradientEdge]  # by their numbers
 
 
 class _Here(threading.local):
@@ -62,7 +70,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_generator = threading.Lock()  # torch's generator of the CPU is one for all threads
+_CPU = torch.device("cpu")
 
 
 def current(news: News) -> Copy:
@@ -94,14 +102,9 @@ def tower(news: News, loss: str, batch: Any, seed: int, wants_buffers: bool) -> 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """What is drawn inside depends on the seed, not on what else this task has drawn."""
-    if device.type != "cpu":
-        generator = torch.cuda.default_generators[device.index or 0]
+    """What is drawn inside on this device depends on the seed and nothing else, and nothing else depends on it."""
+    with turn_of(device).taken() as generator:
         generator.manual_seed(seed)
-        yield
-        return
-    with _undrawn():
-        torch.default_generator.manual_seed(seed)
         yield
 
 
@@ -113,7 +116,7 @@ def forward(
     news: News, number: int | None, over: Sequence[int], given: tuple[Any, Any], wanted: Sequence[bool], state: Any
 ) -> tuple[Any, list[bool], list[Any], Any]:
     """Run the module. `number`: of this pass, None if no backward will come; `over`: passes that are done with;
-    `wanted`: for which input tensors a gradient will be; `state`: of the caller's generator.
+    `wanted`: for which input tensors a gradient will be; `state`: of the caller's generator, if the module may draw.
 
     The result, which of its tensors have gradients, the buffers, and the generator's state where it has changed.
     """
@@ -125,14 +128,15 @@ def forward(
     inputs = []
     for place, is_wanted in zip(at, wanted, strict=True):
         if is_wanted:
-            inputs.append(leaves[place].requires_grad_(True))
+            inputs.append(get_gradient_edge(leaves[place].requires_grad_(True)))
             leaves[place] = leaves[place].clone()  # the first layer may work in place
     args, kwargs = pytree.tree_unflatten(leaves, shape)
-    with _drawing(state) as drawn, torch.set_grad_enabled(number is not None):
+    with _drawing(state, copy.device) as drawn, torch.set_grad_enabled(number is not None):
         result = copy.module(*args, **kwargs)
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if number is not None:
-        copy.passes[number] = Pass(inputs, outputs)
+        trained = [(at, each) for at, each in enumerate(copy.module.parameters()) if each.requires_grad]
+        copy.passes[number] = Pass(outputs, inputs, {at: get_gradient_edge(each) for at, each in trained})
     buffers = list(copy.module.buffers()) if any(training_of(copy.module)) else []
     return result, [each.requires_grad for each in outputs], buffers, drawn[0]
 
@@ -140,50 +144,42 @@ def forward(
 @op
 def backward(number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], list[Any]]:
     """The gradients of the inputs and of the parameters, for those of the outputs. `is_kept`: it may come again."""
-    copy = held()
-    trained = [p for p in copy.module.parameters() if p.requires_grad]
-    return differentiated(copy, number, gradients, is_kept, trained)
+    inputs, parameters = differentiated(held(), number, gradients, is_kept)
+    return inputs, list(parameters.values())
 
 
-def differentiated(
-    copy: Copy, number: int, gradients: list[Any], is_kept: bool, trained: Sequence[nn.Parameter]
-) -> tuple[list[Any], list[Any]]:
-    """The gradients of a pass's inputs and of these parameters."""
+def differentiated(copy: Copy, number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], dict[int, Any]]:
+    """The gradients of a pass's inputs, and of its parameters by their numbers."""
     if number not in copy.passes:
         raise ConnectionLost("the forward pass of this backward is not here any more")
     done = copy.passes[number] if is_kept else copy.passes.pop(number)
     given = [(o, g) for o, g in zip(done.outputs, gradients, strict=True) if o.requires_grad and g is not None]
-    wanted = [*done.inputs, *trained]
+    wanted = [*done.inputs, *done.parameters.values()]
     told: Sequence[Any] = [None] * len(wanted)
     if given and wanted:
         outputs, its = [o for o, _ in given], [g.to(copy.device) for _, g in given]
         told = torch.autograd.grad(outputs, wanted, its, retain_graph=is_kept, allow_unused=True)
-    return list(told[: len(done.inputs)]), list(told[len(done.inputs) :])
+    count = len(done.inputs)
+    return list(told[:count]), dict(zip(done.parameters, told[count:], strict=True))
 
 
 @contextmanager
-def _drawing(state: Any) -> Iterator[list[Any]]:
-    """Draw as the caller would have, if it has sent its generator's state; the list has the state afterwards."""
+def _drawing(state: Any, device: torch.device) -> Iterator[list[Any]]:
+    """Draw as the caller would have, if it has sent its generator's state; the list has the state afterwards. A card
+    has a generator of its own, which goes on."""
     drawn: list[Any] = [None]
     if state is None:
         yield drawn
         return
-    with _undrawn():
-        torch.set_rng_state(state)
+    if device.type != "cpu":
+        with turn_of(device).taken(is_undone=False):
+            yield drawn
+        return
+    with turn_of(device).taken() as generator:
+        generator.set_state(state)
         yield drawn
-        after = torch.get_rng_state()
+        after = generator.get_state()
         drawn[0] = None if torch.equal(after, state) else after
-
-
-@contextmanager
-def _undrawn() -> Iterator[None]:
-    """One at a time, and afterwards torch's generator is as if nothing had been drawn inside."""
-    with _generator:
-        before = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(before)
 
 
 def _made(how: dict[str, Any]) -> nn.Module:

@@ -1,7 +1,8 @@
 """HOW is a model built on another task, when no code travels? torch.nn's plain layers by name, with their numbers.
 
-Used by ingraph/mirror (describe) and ingraph/parts (build). What is not in the catalogue, or was changed by hand, is
-refused with the sentence that names the other way: an op that makes the model there. A new layer = one line in LAYERS.
+Used by ingraph/mirror (describe, may_draw) and ingraph/copies (build). What is not in the catalogue, or was changed by
+hand, is refused with the sentence that names the other way: an op that makes the model there. A new layer = one line in
+LAYERS, and in _DRAWING if it draws random numbers.
 """
 
 from collections import OrderedDict
@@ -62,6 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of torch.nn: the arguments of the clas
     "Unflatten": ("dim", "unflattened_size"),
     "ZeroPad2d": ("padding",),
 }
+_DRAWING = (nn.Dropout, nn.Dropout2d)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -89,7 +91,7 @@ def _describe(module: nn.Module, told: list[Layer], numbers: dict[nn.Module, int
     if module in numbers:
         return numbers[module]
     kind = type(module).__name__
-    if getattr(nn, kind, None) is not type(module) or kind not in (SEQUENTIAL, *LAYERS):
+    if not _is_plain(module):
         raise refusal(f"{type(module).__module__}.{type(module).__qualname__} is no plain layer of torch.nn")
     if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
         raise refusal(f"this {kind} has hooks, or a forward of its own")
@@ -143,6 +145,26 @@ def build(told: Sequence[Layer]) -> nn.Module:
     if not made:
         raise ProtocolError("a module of no layers")
     return made[-1]
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a forward pass of this module may draw random numbers now; of a class that is not ours nobody knows.
+
+    >>> may_draw(nn.Linear(2, 2)), may_draw(nn.Dropout()), may_draw(nn.Dropout().eval()), may_draw(nn.Bilinear(2, 2, 2))
+    (False, True, False, True)
+    """
+    return any(each.training and _may_draw(each) for each in module.modules())
+
+
+def _may_draw(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.RNNBase):
+        return layer.dropout > 0
+    return isinstance(layer, _DRAWING) or not _is_plain(layer)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    kind = type(layer).__name__
+    return getattr(nn, kind, None) is type(layer) and kind in (SEQUENTIAL, *LAYERS)
 
 
 def refusal(why: str) -> UsageError:

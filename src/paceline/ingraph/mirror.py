@@ -19,7 +19,7 @@ from torch import nn
 
 from paceline.cluster.devices import Device
 from paceline.errors import ConnectionLost, UsageError
-from paceline.ingraph import layers, neighbours
+from paceline.ingraph import draws, layers, neighbours
 from paceline.ingraph.op import Op
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import tensors_of, trained_of, training_of
@@ -77,12 +77,17 @@ class Mirror:
     def ask(self, what: Op[..., Any], *args: Any) -> Any:
         """Run one of ingraph/copies that needs no news."""
         try:
-            return self._remote.call(what.name, args)
+            with draws.aside():
+                return self._remote.call(what.name, args)
         except BaseException as error:
             self._heard = None
             if isinstance(error, ConnectionLost) and self.task not in str(error):
                 raise ConnectionLost(f"{self.task}: {error}") from error
             raise
+
+    def may_draw(self, module: nn.Module) -> bool:
+        """Whether the copy's forward pass may draw random numbers now; of what an op has made nobody knows."""
+        return layers.may_draw(module) if "layers" in self._how else any(training_of(module))
 
     def changed_there(self, number: int, value: torch.Tensor) -> None:
         """The copy has changed this value itself, and it was put here, too."""

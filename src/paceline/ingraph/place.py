@@ -13,7 +13,8 @@ Must never keep a pass there that nobody can ask for any more: the end of the gr
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from paceline.cluster.devices import Device
 from paceline.errors import UsageError
 from paceline.ingraph import copies
 from paceline.ingraph.mirror import Build, Mirror, remote_for
-from paceline.ingraph.replicas import moved, training_of
+from paceline.ingraph.replicas import moved
 from paceline.ingraph.resident import Resident
 from paceline.worker.torch_devices import torch_device
 
@@ -104,7 +105,7 @@ class Across:
         self, asked: "_Asked", wanted: Sequence[bool], inputs: Sequence[torch.Tensor]
     ) -> tuple[int | None, Any]:
         """1. The number of the pass and what the other side told."""
-        state = torch.get_rng_state() if any(training_of(self._module)) else None
+        state = torch.get_rng_state() if self._mirror.may_draw(self._module) else None
         over = [self._over.popleft() for _ in range(len(self._over))]
         with self._mirror.lock:
             number = None
@@ -119,8 +120,8 @@ class Across:
             torch.set_rng_state(drawn)
         return number, told
 
-    def backward(self, number: int, gradients: Sequence[torch.Tensor | None]) -> tuple[list[Any], list[Any]]:
-        """2. The gradients of the inputs and of the trained parameters."""
+    def backward(self, number: int, gradients: Sequence[torch.Tensor | None]) -> tuple[list[Any], Iterable[Any]]:
+        """2. The gradients of the inputs, and of the parameters that were trained when the pass was made."""
         with self._mirror.lock:
             if self._resident is not None:
                 return self._resident.backward(number, gradients, _is_kept())
@@ -197,9 +198,8 @@ class _Crossing(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         of_inputs, of_parameters = ctx.across.backward(ctx.number, gradients)
-        told = iter([*of_inputs, *of_parameters])
-        needed = ctx.needs_input_grad[1:]
-        given = [next(told) if is_needed else None for is_needed in needed]
+        told = chain(of_inputs, of_parameters)
+        given = [next(told) if is_needed else None for is_needed in ctx.needs_input_grad[1:]]
         return (None, *(g if g is None else g.to(d) for g, d in zip(given, ctx.devices, strict=True)))
 
 

@@ -1,6 +1,6 @@
 """WHAT does one tower do? It holds a copy of the model, and makes a batch into a loss and its gradient.
 
-Used by ingraph/towers for devices of this task and by ingraph/parts for those of others: the arithmetic of a tower is
+Used by ingraph/towers for devices of this task and by ingraph/copies for those of others: the arithmetic of a tower is
 the same wherever it stands. Must never change the model that it is a copy of.
 """
 

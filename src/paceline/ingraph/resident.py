@@ -1,11 +1,12 @@
 """WHO owns a part's parameters? With place(module, device, optimizer) the part itself: they leave this process.
 
 Used by ingraph/place; ingraph/residents is the other side. Here only shapes stay, filled with NaN, so that whoever
-reads them by mistake sees it: state_dict() fetches the values, load_state_dict() sends them. `p.grad` is a mark that a
-gradient lies there, so that zero_grad() in any of its forms is understood.
+reads them by mistake sees it: state_dict() fetches the values, load_state_dict() sends them. `p.grad` stands for the
+gradient that lies there: zero_grad() in any of its forms is understood, and clipping by norm happens there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.ingraph import residents
+from paceline.ingraph.elsewhere import Elsewhere
 from paceline.ingraph.mirror import Mirror
+from paceline.ingraph.replicas import trained_of
 from paceline.worker.torch_layout import SUPPORTED, group_options
 from paceline.worker.torch_optimizer import convert
 
@@ -45,15 +48,15 @@ class Resident:
 
     def backward(
         self, number: int, gradients: Sequence[torch.Tensor | None], is_kept: bool
-    ) -> tuple[list[Any], list[Any]]:
+    ) -> tuple[list[Any], Iterable[Any]]:
         """The gradients of the inputs; those of the parameters stay there, and are marked here."""
-        zeroed = self._zeroed()
-        inputs, has = self._mirror.ask(residents.accumulate, number, list(gradients), is_kept, zeroed)
+        zeroed, trained = self._zeroed(), trained_of(self._module)
+        inputs, has = self._mirror.ask(residents.accumulate, number, list(gradients), is_kept, zeroed, trained)
         parameters = list(self._module.parameters())
         for at in has:
-            parameters[at].grad = _nothing(parameters[at])
+            parameters[at].grad = Elsewhere(parameters[at], self._mirror, at)
             self._marked.add(at)
-        return inputs, [None] * sum(each.requires_grad for each in parameters)
+        return inputs, repeat(None)
 
     def _zeroed(self) -> list[int]:
         """Which gradients somebody has thrown away here since they were marked."""

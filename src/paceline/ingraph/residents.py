@@ -29,16 +29,32 @@ def adopt(news: News, kind: str, groups: list[tuple[list[int], Options]]) -> Non
 
 
 @op
-def accumulate(number: int, gradients: list[Any], is_kept: bool, zeroed: list[int]) -> tuple[list[Any], list[int]]:
-    """As backward, but the parameters' gradients stay here; which have one now is told."""
+def accumulate(
+    number: int, gradients: list[Any], is_kept: bool, zeroed: list[int], trained: list[bool]
+) -> tuple[list[Any], list[int]]:
+    """As backward, but the parameters' gradients stay here; which have one now is told. `trained`: as it is by now, and
+    what is not drops its gradient, as in torch."""
     copy = held()
     zero(copy, zeroed)
-    trained = [(at, p) for at, p in enumerate(copy.module.parameters()) if p.requires_grad]
-    inputs, its = differentiated(copy, number, gradients, is_kept, [p for _, p in trained])
-    for (_, parameter), gradient in zip(trained, its, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-    return inputs, [at for at, parameter in trained if parameter.grad is not None]
+    inputs, its = differentiated(copy, number, gradients, is_kept)
+    parameters = list(copy.module.parameters())
+    for at, gradient in its.items():
+        if gradient is not None and trained[at]:
+            mine = parameters[at].grad
+            parameters[at].grad = gradient if mine is None else mine + gradient
+    return inputs, [at for at, parameter in enumerate(parameters) if parameter.grad is not None]
+
+
+@op
+def norm(number: int, order: float) -> Any:
+    """The norm of a parameter's gradient."""
+    return torch.linalg.vector_norm(gradient_of(number), order)
+
+
+@op
+def scale(number: int, factor: Any) -> None:
+    """A parameter's gradient times a number."""
+    gradient_of(number).mul_(factor)
 
 
 @op
@@ -89,6 +105,13 @@ def zero(copy: Copy, zeroed: list[int]) -> None:
     parameters = list(copy.module.parameters())
     for number in zeroed:
         parameters[number].grad = None
+
+
+def gradient_of(number: int) -> torch.Tensor:
+    gradient = list(held().module.parameters())[number].grad
+    if gradient is None:
+        raise ProtocolError(f"parameter {number} of this copy has no gradient")
+    return gradient
 
 
 def optimizer_of(copy: Copy) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.errors import EXIT_INTERRUPTED, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, overhead, starting, tables
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
+from paceline.lab import MATRICES, feeding, overhead, starting, tables
 from paceline.lab.processes import Failed, Group, Process, Times
 from paceline.lab.progress import Progress
 from paceline.lab.result import ResultFile, provenance
@@ -26,7 +27,7 @@ ROWS = overhead.matrix().rows
 LAB = [sys.executable, "-m", "paceline", "lab", "run", "overhead"]
 
 
-@pytest.mark.parametrize("name", ["scenario", "tables", "starting", "progress", "cells", "curves", "sizes"])
+@pytest.mark.parametrize("name", ["scenario", "tables", "starting", "progress", "cells", "curves", "sizes", "feeding"])
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 
@@ -325,6 +326,26 @@ def test_a_tiny_run_from_start_to_table(text: str, rows: int, tmp_path: Path) ->
     assert len([line for line in lines if line["kind"] == "row"]) == rows
     assert all(line["us"] for line in lines if line["kind"] == "segment")
     assert "did not end" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_feeder_says_where_its_time_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    feeder = Scenario(name="feeder", kind=Kind.IN_GRAPH, num_workers=2)
+    rows = (Row(title="A/A", scenario="feeder", beside="feeder", is_noise=True),)
+    amounts = Amounts(reps=1, steps=5, warmup_steps=1)
+    matrix = Matrix(name="small", scenarios=(feeder,), rows=rows, amounts=amounts)
+    results = ResultFile(tmp_path, "now")
+    try:
+        assert measure(matrix, tmp_path / "now", results, Progress()) == EXIT_OK
+    finally:
+        results.close()
+    printed = capsys.readouterr().out
+    assert re.search(r"^feeder( +\d+){7}  \d+ %$", printed, re.M) and "did not end" not in printed, printed
+    measured = [json.loads(line) for line in results.path.read_text().splitlines() if '"segment"' in line]
+    assert len(measured) == 3
+    for line in measured:
+        assert tuple(line["parts"]) == feeding.PARTS and min(line["parts"].values()) > 0
+        assert sum(line["parts"].values()) == pytest.approx(line["us"][0], rel=0.05), "the parts are the step"
 
 
 @pytest.mark.slow

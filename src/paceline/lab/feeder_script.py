@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import paceline
 from paceline.ingraph.neighbours import Neighbours, connect
+from paceline.lab.feeding import PICK, UPDATE, FeederClock
 from paceline.lab.orders import Orders
 from paceline.lab.worker_script import BATCH, LEARNING_RATE, loaded
 from paceline.models.mlp import document_000
@@ -36,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.role == "joins":
         paceline.Server().join()
         return
-    orders = Orders()
-    feed(orders, connect({"worker": args.worker_hosts.split(",")}), args.data, args.batch)
+    orders, clock = Orders(), FeederClock()
+    clock.watch_the_client()
+    feed(orders, clock, connect({"worker": args.worker_hosts.split(",")}), args.data, args.batch)
 
 
-def feed(orders: Orders, here: Neighbours, data: Path, size: int) -> None:
-    """One batch for each worker, all of them from here; at the end the workers are sent home."""
+def feed(orders: Orders, clock: FeederClock, here: Neighbours, data: Path, size: int) -> None:
+    """One batch for each worker, all of them from here."""
     tasks = here.cluster.workers
     images, labels = loaded(data)
     generator = torch.Generator().manual_seed(0)
@@ -51,12 +53,13 @@ def feed(orders: Orders, here: Neighbours, data: Path, size: int) -> None:
 
         def steps(count: int) -> None:
             for _ in range(count):
-                chosen = [torch.randint(0, len(images), (size,), generator=generator) for _ in tasks]
-                towers.step(loss, [(images[each], labels[each]) for each in chosen])
+                with clock.part(PICK):
+                    chosen = [torch.randint(0, len(images), (size,), generator=generator) for _ in tasks]
+                    batches = [(images[each], labels[each]) for each in chosen]
+                with clock.part(UPDATE):
+                    towers.step(loss, batches)
 
-        orders.obey(steps)
-    for task in tasks:
-        here.remote(task).call("stop")
+        orders.obey(steps, parts=clock.taken)
 
 
 if __name__ == "__main__":

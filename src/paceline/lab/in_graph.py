@@ -23,7 +23,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         title="One client that hands out everything (step) beside ps and workers with data of their own; sync, 318 kB",
         scenarios=_scenarios(batches),
         rows=_rows(batches),
-        amounts=Amounts(reps=3, steps=30, warmup_steps=5) if is_quick else Amounts(steps=100, warmup_steps=20),
+        amounts=Amounts(reps=3, steps=30, warmup_steps=5) if is_quick else Amounts(steps=60, warmup_steps=20),
     )
 
 

@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from paceline.lab.processes import Reply
 
 Resting = Callable[[], AbstractContextManager[object]]
+Parts = Callable[[], Mapping[str, float]]
 
 
 class Orders:
@@ -28,18 +29,20 @@ class Orders:
         os.dup2(2, 1)
         self._pending = b""
 
-    def obey(self, steps: Callable[[int], None], resting: Resting = nullcontext) -> None:
+    def obey(self, steps: Callable[[int], None], resting: Resting = nullcontext, parts: Parts = dict) -> None:
         """Until the lab closes stdin: so many steps untimed, then so many timed; `steps` returns when all is done.
 
-        Between orders the process is in `resting()`.
+        Between orders the process is in `resting()`. `parts()`: what the seconds since it was last asked went into.
         """
         reply = Reply()
         while (order := self._next(reply, resting)) is not None:
             untimed, timed = order
             steps(untimed)
+            parts()
             began_s = time.perf_counter()
             steps(timed)
-            reply = Reply(us=1e6 * (time.perf_counter() - began_s) / timed)
+            us = 1e6 * (time.perf_counter() - began_s) / timed
+            reply = Reply(us=us, parts={name: 1e6 * seconds / timed for name, seconds in parts().items()})
 
     def run_along(self, steps: Callable[[int], None], resting: Resting = nullcontext) -> None:
         """As obey, but from each order to the next one, which only says that the others are done."""

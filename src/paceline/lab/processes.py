@@ -4,7 +4,8 @@ Called by lab/repetitions and lab/whole_runs; the lab's one door to other proces
 Must never leave a process behind, nor wait without a limit.
 
 The protocol, which peers speak too: a process says `{}` on stdout when it is ready (or `{"missing": why}`), reads
-`UNTIMED TIMED` lines from stdin, answers each with `{"us": time of a step}`, and ends at the end of its stdin.
+`UNTIMED TIMED` lines from stdin, answers each with `{"us": time of a step}` (and `"parts"` of it by name, if it has
+any), and ends at the end of its stdin.
 One that runs along begins with a line, ends with the next one, and answers then.
 """
 
@@ -32,6 +33,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     us: float | None = None
     missing: str | None = None
+    parts: dict[str, float] = {}  # of `us`, where a process knows them
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     us: list[float]
     along_us: list[float] = []
+    parts: dict[str, float] = {}  # of the first one's time
 
 
 class Process:
@@ -53,11 +56,13 @@ class Process:
         *,
         speaks: bool,
         runs_along: bool = False,
+        only_serves: bool = False,
     ) -> None:
         self.name = name
         self.log = log
         self.speaks = speaks
         self.runs_along = runs_along
+        self.only_serves = only_serves  # until SIGTERM: nobody whom it serves may end it
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             # A group of its own: Ctrl+C in a terminal reaches only the lab, which then ends all of it.
@@ -117,6 +122,11 @@ class Process:
             with suppress(OSError):
                 self._popen.stdin.close()
 
+    def terminate(self) -> None:
+        """As a supervisor ends a server."""
+        if self.code is None:
+            self._popen.terminate()
+
     def is_gone(self, within_s: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, within_s))
@@ -166,23 +176,29 @@ class Group:
         along = [process for process in self.speakers if process.runs_along]
         for process in self.speakers:
             process.tell(untimed, timed)
-        us = [self._us(process, deadline_s) for process in self.speakers if not process.runs_along]
+        replies = [self._timed(process, deadline_s) for process in self.speakers if not process.runs_along]
         for process in along:
             process.tell(0, 0)
-        return Times(us=us, along_us=[self._us(process, deadline_s) for process in along])
+        along_us = [self._timed(process, deadline_s)[0] for process in along]
+        return Times(us=[us for us, _ in replies], along_us=along_us, parts=replies[0][1] if replies else {})
 
-    def _us(self, process: Process, deadline_s: float) -> float:
-        us = process.reply(deadline_s).us
-        if us is None:
+    def _timed(self, process: Process, deadline_s: float) -> tuple[float, dict[str, float]]:
+        reply = process.reply(deadline_s)
+        if reply.us is None:
             raise Failed(f"{process.name} answered without a number")
-        return us
+        return reply.us, reply.parts
 
     def end(self, within_s: float) -> list[str]:
         """Let them end by themselves, then kill; the names of those that had to be killed come back."""
         deadline_s = time.monotonic() + within_s
         for process in self.speakers:
             process.let_go()
-        late = [p.name for p in self.processes if not p.is_gone(deadline_s - time.monotonic())]
+        late = []
+        for process in sorted(self.processes, key=lambda each: each.only_serves):  # first those whom they serve
+            if process.only_serves:
+                process.terminate()
+            if not process.is_gone(deadline_s - time.monotonic()):
+                late.append(process.name)
         self.kill()
         return late
 

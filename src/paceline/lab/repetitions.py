@@ -31,6 +31,10 @@ STARTING = 2  # scenarios that start at the same time
 READY_S = 180.0
 SEGMENT_S = 120.0
 END_S = 10.0
+IN_PARTS = (
+    "Of the segment at the lower quartile; the parts add up to its step. wait: no thread of the client has anything to "
+    "do. feeder: the share of the step that is not waiting; near 100 %, a faster worker, or one more, brings nothing."
+)
 IDLE_S = 2.0
 
 
@@ -47,6 +51,7 @@ class Repetitions:
         self._groups: dict[str, Group] = {}
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
+        self._divided: dict[str, list[Times]] = {}  # of scenarios that say where their time goes
         self._others = 0.0  # cores that other programs used meanwhile
 
     def run(self, folder: Path) -> None:
@@ -146,6 +151,8 @@ class Repetitions:
         untimed, timed = self._amounts.of(self._kinds[segment.scenario])
         times = self._run(segment.scenario, untimed, timed)
         self._results.segment(repetition, at, segment, times)
+        if times is not None and times.parts:
+            self._divided.setdefault(segment.scenario, []).append(times)
         return None if times is None else max(times.us)
 
     def _run(self, name: str, untimed: int, timed: int) -> Times | None:
@@ -177,6 +184,14 @@ class Repetitions:
                 self._results.row(summary, line[-1])
         self._progress.table(self._matrix.title, tables.COLUMNS, cells)
         self._progress.say(explanation(self._amounts))
+        if self._divided:
+            self._progress.table("Where the client's step goes, µs", *tables.divided(self._in_order()))
+            self._progress.say(IN_PARTS)
+
+    def _in_order(self) -> list[tuple[str, list[tuple[float, dict[str, float]]]]]:
+        """Scenario by scenario: the times of all segments, each with its parts."""
+        measured = [(name, self._divided.get(name, [])) for name in self._kinds]
+        return [(name, [(max(each.us), each.parts) for each in times]) for name, times in measured if times]
 
     def _of(self, row: int) -> Sequence[Pair]:
         return [pair for pair in self._pairs if pair.row == row]

@@ -102,7 +102,8 @@ class Starter:
             assignment = Assignment(cluster, task, 1, settings, secret, "launcher")
             environ = {**self._environ, **encode_for_child(assignment)}
             command = [*_entry(scenario), "--parent", str(os.getpid()), "--module", FEEDER, "joins", *args]
-            group.processes.append(Process(str(task), command, environ, paths.logs(task), speaks=False))
+            log = paths.logs(task)
+            group.processes.append(Process(str(task), command, environ, log, speaks=False, only_serves=True))
         hosts = ("--worker-hosts", ",".join(cluster.job_tasks("worker")))
         command = [*PYTHON, FEEDER, "client", *args, *hosts]  # with the secret of any of them
         group.processes.append(Process(str(CLIENT), command, environ, paths.logs(CLIENT), speaks=True))

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from paceline.cluster.devices import Device
 from paceline.cluster.discovery import Assignment
-from paceline.cluster.pinning import GpuUse
+from paceline.cluster.pinning import GpuUse, Hardware
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.ingraph.config import ConfigProto, GPUOptions
 from paceline.worker import torch_devices
-from paceline.worker.torch_devices import Hardware, Pin, mapping_lines, pin, torch_device
+from paceline.worker.torch_devices import Pin, mapping_lines, pin, torch_device
 
 CLUSTER = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
 JOBS = st.sampled_from(["ps", "worker", "local", "my_job_2"])
@@ -33,6 +33,7 @@ DEVICES = st.builds(
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_devices, "_said", set())
     monkeypatch.setattr(torch_devices, "_configured", [])
+    monkeypatch.setattr(torch_devices, "_serving", [])
 
 
 @pytest.mark.parametrize(
@@ -211,19 +212,28 @@ def test_the_three_options_of_the_document() -> None:
     config = ConfigProto(log_device_placement=True, allow_soft_placement=False)
     config.gpu_options.allow_growth = False
     config.gpu_options.per_process_gpu_memory_fraction = 0.4
-    use = config.gpu_use()
+    use = config.gpu_use(GpuUse())
     assert (use.is_logged, use.is_soft, use.allow_growth, use.memory_fraction) == (True, False, False, 0.4)
     assert str(ConfigProto()) == ""
 
 
-def test_virtual_gpus_of_the_flags_stay_under_a_config_of_the_program() -> None:
-    torch_devices.configure(GpuUse(virtual=2))
-    torch_devices.serve_all(ConfigProto(allow_soft_placement=False).gpu_use(), print)
-    assert (torch_devices.here().use.virtual, torch_devices.here().use.is_soft) == (2, False)
+FLAGS = GpuUse(virtual=2, is_soft=False, allow_growth=False, memory_fraction=0.3, is_logged=True)
+
+
+def test_what_a_program_leaves_open_is_as_the_flags_say() -> None:
+    zero = GPUOptions(per_process_gpu_memory_fraction=0.0)  # how TensorFlow says nothing
+    assert ConfigProto().gpu_use(FLAGS) == ConfigProto(gpu_options=zero).gpu_use(FLAGS) == FLAGS
+
+
+def test_what_a_program_says_holds_instead_of_the_flags() -> None:
+    config = ConfigProto(allow_soft_placement=True, log_device_placement=False)
+    config.gpu_options.allow_growth = True
+    config.gpu_options.per_process_gpu_memory_fraction = 0.5
+    assert config.gpu_use(FLAGS) == GpuUse(virtual=2, is_soft=True, allow_growth=True, memory_fraction=0.5)
 
 
 def test_a_mistyped_option_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'allow_soft_placement'"):
         ConfigProto().allow_soft_placment = True  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="above 0"):
-        ConfigProto(gpu_options=GPUOptions(per_process_gpu_memory_fraction=1.5)).gpu_use()
+        ConfigProto(gpu_options=GPUOptions(per_process_gpu_memory_fraction=1.5)).gpu_use(GpuUse())

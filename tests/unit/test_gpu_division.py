@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.cluster import flags
-from paceline.cluster.pinning import GpuUse, check_memory, pinned, sharing, visible
+from paceline.cluster.pinning import GpuUse, beside, check_memory, check_share, pinned, sharing, visible
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
@@ -42,6 +42,8 @@ def test_every_host_has_its_own_cards() -> None:
         ("/gpu", ["GPU:0", "GPU:1", "GPU:0"]),
         ("/gpu:1,/gpu:0", ["GPU:1", "GPU:0", "GPU:1"]),
         ("/job:worker/task:2/cpu:0", ["GPU:0", "GPU:1", "CPU:0"]),
+        ("/task:2/cpu:0", ["GPU:0", "GPU:1", "CPU:0"]),
+        ("/cpu:0,/task:1/gpu:0", ["CPU:0", "GPU:0", "CPU:0"]),
         ("/cpu:0, /job:worker/replica:0/task:1/device:GPU:0", ["CPU:0", "GPU:0", "CPU:0"]),
     ],
 )
@@ -89,6 +91,10 @@ def test_what_the_launcher_tells() -> None:
     assert gpus.told(pinned_there, ONE_HOST, 0)[0].count("on /cpu:0") == 3
     virtual = Settings(run_id="", virtual_gpus=2)
     assert gpus.told(virtual, ONE_HOST, 1)[0].count("(virtual)") == 3
+    named = gpus.names(virtual, ONE_HOST, 1)
+    assert named[Task("ps", 0)] == "/job:ps/replica:0/task:0/device:CPU:0"
+    assert named[Task("worker", 1)] == "/job:worker/replica:0/task:1/device:GPU:1 (virtual)"
+    assert gpus.names(plain, ONE_HOST, 1)[Task("worker", 1)] == "/job:worker/replica:0/task:1/device:GPU:0"
 
 
 # --- memory -------------------------------------------------------------------------------------------------
@@ -116,6 +122,25 @@ def test_more_memory_than_a_card_has_is_refused() -> None:
     check_memory(Settings(run_id="", gpu_memory_fraction=0.5), ONE_HOST, real=1)  # a limit is no claim
 
 
+def test_tasks_that_serve_ops_use_every_card_of_their_host() -> None:
+    cluster = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:2", "a:3"]})
+    everybody = [*cluster.ps, *cluster.workers]
+    assert [beside(cluster, task, everybody) for task in everybody] == [3, 3, 1, 3]
+    assert beside(cluster, Task("worker", 0), cluster.workers) == 2  # where the ps serves none
+    assert beside(cluster, Task("worker", 0), []) == 1
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 8])
+def test_their_shares_fit_the_card_unless_they_are_named(num: int) -> None:
+    at_once = GpuUse(allow_growth=False)
+    assert num * (at_once.share(num) or 1.0) <= 1
+    check_share(at_once, num)
+    check_share(GpuUse(memory_fraction=0.9), num)  # a limit is no claim
+    if num > 1:
+        with pytest.raises(UsageError, match=f"{num} tasks share one card, each takes 0.9"):
+            check_share(GpuUse(allow_growth=False, memory_fraction=0.9), num)
+
+
 # --- flags --------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +150,9 @@ def test_more_memory_than_a_card_has_is_refused() -> None:
         ({"worker_device": "/tpu:0"}, "TPU"),
         ({"worker_device": "/gpu:-1"}, "-1"),
         ({"worker_device": "/job:worker/task:7/gpu:0"}, "no task worker:7"),
+        ({"worker_device": "/task:7/gpu:0"}, "no task worker:7"),
+        ({"worker_device": "/task:1"}, "say which device"),
+        ({"ps_device": "/task:1/gpu:0"}, "no task ps:1"),
         ({"worker_device": "/job:wroker/gpu:0"}, "did you mean 'worker'"),
         ({"worker_device": "/job:ps/gpu:0"}, "a ps trains nothing"),
         ({"worker_device": "/job:worker/task:1"}, "say which device"),

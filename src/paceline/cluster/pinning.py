@@ -12,11 +12,11 @@ import msgspec
 
 from paceline.cluster.devices import Device
 from paceline.cluster.settings import Settings
-from paceline.cluster.spec import ClusterSpec, Task
+from paceline.cluster.spec import ClusterSpec, Task, split_address
 from paceline.errors import UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-WITHOUT = ("", "-1")  # what one writes there to have no GPU
+VIRTUAL, MISSING = " (virtual)", " (missing: the CPU)"  # behind a GPU's name, wherever it is shown
 CPU = Device(kind="CPU", index=0)
 
 _ORDINAL = re.compile(r"\s*[+]?[0-9]+")
@@ -61,6 +61,51 @@ class GpuUse(msgspec.Struct, frozen=True):
         return 0.9 / max(1, sharing)  # the rest is what the driver takes for each process
 
 
+class Hardware(msgspec.Struct, frozen=True):
+    """The GPUs of one process: how many cards it sees, and how they may be used.
+
+    >>> Hardware(real=1, use=GpuUse(virtual=2)).names
+    ['/gpu:0 (virtual)', '/gpu:1 (virtual)']
+    """
+
+    real: int = 0
+    use: GpuUse = GpuUse()
+
+    @property
+    def count(self) -> int:
+        """How many /gpu:i there are."""
+        return self.use.count(self.real)
+
+    @property
+    def names(self) -> list[str]:
+        """All /gpu:i as tables show them."""
+        return [self.name(Device(kind="GPU", index=index)) for index in range(self.count)]
+
+    def has(self, device: Device) -> bool:
+        """Whether there is such a device; a process has one CPU, and any number of names for it."""
+        return device.kind != "GPU" or (device.index or 0) < self.count
+
+    def name(self, device: Device) -> str:
+        """A device as users write it and tables show it."""
+        return f"/{(device.kind or 'CPU').lower()}:{device.index or 0}{self.mark(device)}"
+
+    def mark(self, device: Device) -> str:
+        """What is put behind the name of a device, in whichever form."""
+        return VIRTUAL if device.kind == "GPU" and self.use.virtual else ""
+
+
+def mark(device: Device, names: Sequence[str]) -> str:
+    """What is put behind a device's name, where all that is known of its task is the names of the GPUs there.
+
+    >>> [mark(Device.parse(text), ["/gpu:0 (virtual)"]) for text in ("/cpu:0", "/gpu:0", "/gpu:1")]
+    ['', ' (virtual)', ' (missing: the CPU)']
+    """
+    if device.kind != "GPU":
+        return ""
+    at = device.index or 0
+    return MISSING if at >= len(names) else VIRTUAL if names[at].endswith(VIRTUAL) else ""
+
+
 def pinned(settings: Settings, cluster: ClusterSpec, task: Task, num_gpus: int) -> Device:
     """The hardware that this worker is to compute on: what was said, else its share of the cards, else the CPU.
 
@@ -72,7 +117,7 @@ def pinned(settings: Settings, cluster: ClusterSpec, task: Task, num_gpus: int) 
     kind = own.kind or ("GPU" if num_gpus else "CPU")
     if own.index is not None:
         return Device(kind=kind, index=own.index)
-    return Device(kind=kind, index=place(cluster, task) % max(1, num_gpus) if kind == "GPU" else 0)
+    return Device(kind=kind, index=seat(cluster, task) % max(1, num_gpus) if kind == "GPU" else 0)
 
 
 def said(text: str, cluster: ClusterSpec, task: Task) -> Device:
@@ -84,27 +129,28 @@ def said(text: str, cluster: ClusterSpec, task: Task) -> Device:
     >>> str(said("/cpu:0,/job:worker/task:1/gpu:0", cluster, Task("worker", 1)))
     '/device:GPU:0'
     """
-    devices = parse(text)
+    devices = parse(text, "worker")
     for device in devices:
         if device.task_of() == task:
             return device.hardware
     for_all = [device.hardware for device in devices if device.task_of() is None and device.job in (None, task.job)]
-    return for_all[place(cluster, task) % len(for_all)] if for_all else Device()
+    return for_all[seat(cluster, task) % len(for_all)] if for_all else Device()
 
 
-def parse(text: str) -> list[Device]:
-    """The devices of a list.
+def parse(text: str, job: str) -> list[Device]:
+    """The devices of a list; a task that is named without its job is one of `job`.
 
-    >>> [str(device) for device in parse("/gpu:0, /gpu:1")]
-    ['/device:GPU:0', '/device:GPU:1']
+    >>> [str(device) for device in parse("/gpu:0, /task:1/gpu:1", "worker")]
+    ['/device:GPU:0', '/job:worker/task:1/device:GPU:1']
     """
-    return [Device.parse(part.strip()) for part in text.split(",")] if text.strip() else []
+    devices = [Device.parse(part.strip()) for part in text.split(",")] if text.strip() else []
+    return [device if device.task is None else Device(job=job).merge(device) for device in devices]
 
 
-def place(cluster: ClusterSpec, task: Task) -> int:
+def seat(cluster: ClusterSpec, task: Task) -> int:
     """The position of a task among the workers of its host, in worker order; others come after them."""
-    beside = neighbours(cluster, task)
-    return beside.index(task) if task in beside else len(beside)
+    workers = neighbours(cluster, task)
+    return workers.index(task) if task in workers else len(workers)
 
 
 def sharing(settings: Settings, cluster: ClusterSpec, task: Task, num_gpus: int, real: int) -> int:
@@ -114,8 +160,8 @@ def sharing(settings: Settings, cluster: ClusterSpec, task: Task, num_gpus: int,
     >>> [sharing(Settings(run_id=""), cluster, task, num_gpus=2, real=2) for task in cluster.workers]
     [2, 1, 2]
     """
-    beside = neighbours(cluster, task) or [task]
-    cards = [card(pinned(settings, cluster, each, num_gpus), real) for each in beside]
+    workers = neighbours(cluster, task) or [task]
+    cards = [card(pinned(settings, cluster, each, num_gpus), real) for each in workers]
     return max(1, cards.count(card(pinned(settings, cluster, task, num_gpus), real)))
 
 
@@ -130,8 +176,8 @@ def card(device: Device, real: int) -> int | None:
 
 def neighbours(cluster: ClusterSpec, task: Task) -> list[Task]:
     """The workers whose address names the same host, in worker order."""
-    beside = cluster.tasks_beside(task)
-    return [worker for worker in cluster.workers if worker in beside]
+    on_host = cluster.tasks_beside(task)
+    return [worker for worker in cluster.workers if worker in on_host]
 
 
 def visible(text: str | None, present: int) -> tuple[str, ...]:
@@ -161,13 +207,13 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 def check(settings: Settings, cluster: ClusterSpec) -> None:
     """Refuse devices that no machine could make true."""
-    for device in parse(settings.worker_device):
+    for device in parse(settings.worker_device, "worker"):
         if device.job == "ps":
             raise UsageError(f"--worker-device {device}: a ps trains nothing; name a worker, or no task.")
         device.check(cluster)
         if device.kind is None:
             raise UsageError(f"--worker-device {device}: say which device there, such as {device}/gpu:0.")
-    for device in parse(settings.ps_device):
+    for device in parse(settings.ps_device, "ps"):
         if device.job not in (None, "ps"):
             raise UsageError(f"--ps-device {device}: that is no ps; write /cpu:0 or /gpu:0.")
         device.check(cluster)
@@ -185,14 +231,28 @@ def check_use(settings: Settings) -> None:
 def check_memory(settings: Settings, cluster: ClusterSpec, real: int) -> None:
     """Refuse workers that take more of one card's memory at once than it has."""
     use = GpuUse.of(settings)
-    if use.allow_growth or not real:
-        return
-    for task in cluster.workers:
-        own = pinned(settings, cluster, task, use.count(real))
-        num = sharing(settings, cluster, task, use.count(real), real)
-        share = use.share(num) or 0.0
-        if own.kind == "GPU" and num * share > 1:
-            raise UsageError(
-                f"{num} workers share one card, each takes {share:g} of its memory at once (--no-allow-growth); "
-                f"use --gpu-memory-fraction {int(100 / num) / 100:g} or less, or --allow-growth."
-            )
+    for task in cluster.workers if real else ():
+        if pinned(settings, cluster, task, use.count(real)).kind == "GPU":
+            check_share(use, sharing(settings, cluster, task, use.count(real), real))
+
+
+def check_share(use: GpuUse, num: int) -> None:
+    """Refuse so many tasks on one card, if they take more of its memory at once than it has."""
+    share = use.share(num)
+    if not use.allow_growth and share is not None and num * share > 1:
+        raise UsageError(
+            f"{num} tasks share one card, each takes {share:g} of its memory at once (--no-allow-growth); "
+            f"use --gpu-memory-fraction {int(100 / num) / 100:g} or less, or --allow-growth."
+        )
+
+
+def beside(cluster: ClusterSpec, task: Task, among: Sequence[Task]) -> int:
+    """How many of these tasks, itself included, have an address that names this task's host: each of them that serves
+    ops may use every card of it.
+
+    >>> cluster = ClusterSpec({"a": ["h:1", "g:1"], "b": ["h:2"]})
+    >>> beside(cluster, Task("a", 0), [Task("a", 0), Task("a", 1), Task("b", 0)])
+    2
+    """
+    host = split_address(cluster.address(task))[0]
+    return sum(split_address(cluster.address(each))[0] == host for each in {task, *among})

@@ -1,10 +1,13 @@
 """HOW may a session or a server use devices? `ConfigProto` with the options that TensorFlow's programs set.
 
-Made by the user's script, read by Server and Session; worker/torch_devices makes it true. Two defaults differ from
-TensorFlow's: soft placement and memory growth are on, because a program that was written for four GPUs should run here.
+Made by the user's script, read by Server and Session; worker/torch_devices makes it true. What the script says holds
+instead of the flags of the command line; what it does not say (None) is as they say. Their defaults differ from
+TensorFlow's in two: soft placement and memory growth are on, because a program for four GPUs should run here.
 """
 
 from dataclasses import dataclass, field, fields
+
+import msgspec
 
 from paceline.cluster.pinning import GpuUse
 from paceline.cluster.spelling import hint
@@ -29,8 +32,8 @@ class GPUOptions(_Options):
     GPUOptions(allow_growth=False, per_process_gpu_memory_fraction=0.3)
     """
 
-    allow_growth: bool = True
-    per_process_gpu_memory_fraction: float = 0.0  # 0: nothing was said
+    allow_growth: bool | None = None
+    per_process_gpu_memory_fraction: float | None = None  # or 0, TensorFlow's way to say nothing
 
 
 @dataclass
@@ -47,33 +50,36 @@ class ConfigProto(_Options):
     """
 
     gpu_options: GPUOptions = field(default_factory=GPUOptions)
-    allow_soft_placement: bool = True
-    log_device_placement: bool = False
+    allow_soft_placement: bool | None = None
+    log_device_placement: bool | None = None
+    operation_timeout_in_ms: int = 0  # of a session's step; 0: as long as it takes
 
-    def gpu_use(self) -> GpuUse:
-        """The same in our own words; a fraction that is none is refused.
+    def gpu_use(self, flags: GpuUse) -> GpuUse:
+        """The flags, and in their place what this says; a fraction that is none is refused.
 
-        >>> ConfigProto(gpu_options=GPUOptions(per_process_gpu_memory_fraction=0.3)).gpu_use().memory_fraction
-        0.3
+        >>> use = ConfigProto(allow_soft_placement=True).gpu_use(GpuUse(is_soft=False, memory_fraction=0.3))
+        >>> use.is_soft, use.memory_fraction
+        (True, 0.3)
         """
-        fraction = self.gpu_options.per_process_gpu_memory_fraction
+        fraction = self.gpu_options.per_process_gpu_memory_fraction or 0.0
         if not 0 <= fraction <= 1:
             raise UsageError(
                 f"per_process_gpu_memory_fraction is {fraction}; it must be above 0 and at most 1, such as 0.3."
             )
-        return GpuUse(
-            is_soft=self.allow_soft_placement,
-            allow_growth=self.gpu_options.allow_growth,
-            memory_fraction=fraction or None,
-            is_logged=self.log_device_placement,
-        )
+        said = {
+            "is_soft": self.allow_soft_placement,
+            "allow_growth": self.gpu_options.allow_growth,
+            "memory_fraction": fraction or None,
+            "is_logged": self.log_device_placement,
+        }
+        return msgspec.structs.replace(flags, **{name: value for name, value in said.items() if value is not None})
 
     def __str__(self) -> str:
         return "\n".join(_text(self, ConfigProto()))
 
 
 def _text(value: object, plain: object, indent: str = "") -> list[str]:
-    """What differs from the defaults, in protobuf's text form."""
+    """What was said, in protobuf's text form."""
     lines = []
     for each in fields(value):  # type: ignore[arg-type]
         mine, its = getattr(value, each.name), getattr(plain, each.name)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.devices import Device
+from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Task
 from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageError
 from paceline.ingraph.neighbours import Neighbours
@@ -71,7 +72,7 @@ class Master:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._lock = threading.Lock()
         self._steps = itertools.count(1)
-        self._gpus: dict[Task, int] = {}
+        self._gpus: dict[Task, list[str]] = {}  # by name, as tables show them
         self.verbs: dict[str, Callable[..., Any]] = {
             "hello": self.hello,
             "open_session": self._open,
@@ -82,7 +83,7 @@ class Master:
 
     def hello(self) -> dict[str, Any]:
         """What this task has: asked by other masters."""
-        return {"task": str(self._neighbours.task), "gpus": torch_devices.here().count}
+        return {"task": str(self._neighbours.task), "gpus": torch_devices.here().names}
 
     # --- sessions ---------------------------------------------------------------------------------------------
 
@@ -146,10 +147,10 @@ class Master:
         own = self._neighbours.task
         others = [task for task in self._neighbours.serving_tasks if task != own]
         gpus = _together({task: self._meeting(task) for task in others}, lambda error: None)
-        self._gpus = {**gpus, own: torch_devices.here().count}
+        self._gpus = {**gpus, own: torch_devices.here().names}
 
-    def _meeting(self, task: Task) -> Callable[[], int]:
-        return lambda: int(self._neighbours.remote(task).call("hello")["gpus"])
+    def _meeting(self, task: Task) -> Callable[[], list[str]]:
+        return lambda: list(self._neighbours.remote(task).call("hello")["gpus"])
 
     # --- a step -----------------------------------------------------------------------------------------------
 
@@ -174,8 +175,9 @@ class Master:
         order = prune(of.defs, fetches, list(feeds))
         default = Task(self._neighbours.task.job, 0)
         cluster = self._neighbours.cluster
-        is_soft = of.options.is_soft and self._neighbours.assignment.settings.soft_placement
-        placed, said = place(of.defs, order, default, cluster, self._gpus, is_soft)
+        is_soft = of.options.is_soft and torch_devices.here().use.is_soft
+        gpus = {task: len(names) for task, names in self._gpus.items()}
+        placed, said = place(of.defs, order, default, cluster, gpus, is_soft)
         for line in said:
             if line not in of.said:
                 of.said.add(line)
@@ -184,8 +186,13 @@ class Master:
             for name in order:
                 if name not in of.logged:
                     of.logged.add(name)
-                    self._say(f"{name}: ({of.defs[name].kind}): {placed[name]}")
+                    self._say(f"{name}: ({of.defs[name].kind}): {placed[name]}{self._mark(placed[name])}")
         return cut(of.defs, order, placed, fetches)
+
+    def _mark(self, device: Device) -> str:
+        """What a device's name is marked with: it may be virtual."""
+        task = device.task_of()
+        return mark(device, self._gpus[task]) if task in self._gpus else ""
 
     def _hand_out(self, step: str, by_task: Mapping[Task, list[Work]]) -> dict[Task, dict[str, Any]]:
         """2 and 3."""

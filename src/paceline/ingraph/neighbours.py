@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.devices import Device
 from paceline.cluster.discovery import Assignment, discover, discover_as
+from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.ingraph import scope
@@ -19,6 +20,7 @@ from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
 from paceline.transport.base import Stream
 from paceline.worker.exits import let_errors_set_the_exit_code
+from paceline.worker.torch_devices import here
 
 if TYPE_CHECKING:
     from paceline.ingraph.op import Op
@@ -66,7 +68,7 @@ class Neighbours:
             return run_here(device, op, args, kwargs)
         task = self.task_of(device)
         if self.is_logged:
-            self._log(f"{op.kind}: ({op.kind}): {device.filled(task)}")
+            self._log(op.kind, device.filled(task), task)
         if task == self.task and self.is_serving:
             return run_here(device, op, args, kwargs)
         return self.remote(task).call(op.name, args, kwargs, str(device.hardware))
@@ -81,13 +83,20 @@ class Neighbours:
         assert task is not None
         return task
 
-    def _log(self, line: str) -> None:
+    def gpus_of(self, task: Task) -> list[str]:
+        """The GPUs of a task, as tables show them."""
+        if task == self.task and self.is_serving:
+            return here().names
+        return list(self.remote(task).call("hello")["gpus"])
+
+    def _log(self, kind: str, device: Device, task: Task) -> None:
         """Where an op went, once."""
+        line = f"{kind}: ({kind}): {device}"
         with self._lock:
             is_new = line not in self._logged
             self._logged.add(line)
         if is_new:
-            say(line)
+            say(f"{line}{mark(device, self.gpus_of(task)) if device.kind == 'GPU' else ''}")
 
     def close(self) -> None:
         with self._lock:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from paceline.cluster.devices import Device
-from paceline.ingraph import copies
+from paceline.ingraph import copies, neighbours
 from paceline.ingraph.mirror import Build, Mirror, News, op_name, remote_for
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import Batch, Computed, LocalTower, Loss, Tower
-from paceline.worker.torch_devices import torch_device
+from paceline.worker.torch_devices import here, torch_device
 
 
 def tower_on(model: nn.Module, device: Device, build: Build | None, number: int) -> Tower:
@@ -23,6 +23,14 @@ def tower_on(model: nn.Module, device: Device, build: Build | None, number: int)
     if remote is None:
         return LocalTower(model, torch_device(device.hardware))
     return RemoteTower(remote, model, device, build, number)
+
+
+def gpus_of(device: Device) -> list[str]:
+    """The GPUs of a device's task, as tables show them."""
+    if device.job is None and device.task is None:
+        return here().names
+    cluster = neighbours.current()
+    return cluster.gpus_of(cluster.task_of(device))
 
 
 class RemoteTower:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover, discover_as
-from paceline.cluster.pinning import GpuUse
+from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.secret import check_address
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, UsageError
@@ -71,12 +71,10 @@ class Server:
     ) -> None:
         let_errors_set_the_exit_code()
         self._assignment = _assignment(cluster, job_name, task_index)
-        self._config = config or ConfigProto()
-        flags = GpuUse.of(self._assignment.settings)
-        torch_devices.configure(flags)
-        torch_devices.serve_all(flags if config is None else config.gpu_use(), say)
         self.neighbours = Neighbours(self._assignment, is_serving=True)
-        self.neighbours.is_logged |= self._config.log_device_placement
+        use = (config or ConfigProto()).gpu_use(GpuUse.of(self._assignment.settings))
+        torch_devices.serve_all(use, say, beside(self.cluster, self.task, self.neighbours.serving_tasks))
+        self.neighbours.is_logged = use.is_logged
         self._over = threading.Event()
         self._is_started = False
         self._parts = Parts(self.neighbours)

@@ -45,9 +45,10 @@ class Session:
         self.target = target
         self.graph = graph
         if config is not None and not target:
-            torch_devices.serve_all(config.gpu_use(), say)
+            torch_devices.serve_all(config.gpu_use(torch_devices.here().use), say)
         config = config or ConfigProto()
-        options = Options(config.allow_soft_placement, config.log_device_placement, str(config).replace("\n", " "))
+        is_soft, is_logged = config.allow_soft_placement is not False, bool(config.log_device_placement)
+        options = Options(is_soft, is_logged, str(config).replace("\n", " "))
         self._sent: dict[str, int] = {}
         self._master = _Near(options) if not target else _Far(target, options)
         self._is_closed = False

@@ -24,15 +24,15 @@ import torch
 from torch import nn
 
 from paceline.cluster.devices import Device
+from paceline.cluster.pinning import mark
 from paceline.cluster.spelling import hint
 from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
-from paceline.ingraph.remote_towers import tower_on
+from paceline.ingraph.remote_towers import gpus_of, tower_on
 from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
-from paceline.worker.torch_devices import here, torch_device
+from paceline.worker.torch_devices import torch_device
 
 SYNC, ASYNC = "sync", "async"
-VIRTUAL, MISSING = " (virtual)", " (missing: the CPU)"
 Asked = tuple[Tower, Loss, Batch]
 Done = tuple[int, int, Future[Computed]]  # which tower, from how many updates, and how it ended
 
@@ -305,11 +305,7 @@ def _checked(devices: Sequence[str], options: Options) -> list[Device]:
 
 def _shown(device: Device) -> str:
     """A tower's device as it was named; marked if it shares its card with another name, or is not there."""
-    if device.job is not None or device.task is not None:
-        return str(device)
-    if not here().has(device):
-        return f"{device}{MISSING}"
-    return f"{device}{VIRTUAL if here().name(device).endswith(VIRTUAL) else ''}"
+    return f"{device}{mark(device, gpus_of(device))}" if device.kind == "GPU" else str(device)
 
 
 def _move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from paceline.cluster.devices import Device
-from paceline.cluster.pinning import CPU, VISIBLE, GpuUse, check_memory, parse, pinned, visible
+from paceline.cluster.pinning import CPU, VISIBLE, GpuUse, Hardware, check_memory, parse, pinned, visible
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
@@ -45,26 +45,33 @@ def check(settings: Settings, cluster: ClusterSpec, num_cards: int) -> None:
         return
     if use.virtual and not num_cards:
         raise UsageError("--virtual-gpus needs a card to be on, and none is visible here; leave it out.")
-    count = use.count(num_cards)
+    there = Hardware(num_cards, use)
     for task in cluster.workers:
-        device = pinned(settings, cluster, task, count)
-        if device.kind == "GPU" and (device.index or 0) >= count:
-            have = f"/gpu:0 to /gpu:{count - 1}" if count else "no GPU"
+        device = pinned(settings, cluster, task, there.count)
+        if not there.has(device):
+            have = f"/gpu:0 to /gpu:{there.count - 1}" if there.count else "no GPU"
             raise UsageError(
-                f"{task} is to compute on {short(device)}, and there is {have} here (--no-soft-placement)."
+                f"{task} is to compute on {Hardware().name(device)}, and there is {have} here (--no-soft-placement)."
             )
 
 
 def divided(settings: Settings, cluster: ClusterSpec, num_cards: int) -> dict[Task, Device]:
     """The device of every worker; the CPU, where one was asked for that is not there."""
-    count = GpuUse.of(settings).count(num_cards)
-    asked = {task: pinned(settings, cluster, task, count) for task in cluster.workers}
-    return {task: device if is_there(device, count) else CPU for task, device in asked.items()}
+    there = Hardware(num_cards, GpuUse.of(settings))
+    asked = {task: pinned(settings, cluster, task, there.count) for task in cluster.workers}
+    return {task: device if there.has(device) else CPU for task, device in asked.items()}
 
 
-def is_there(device: Device, count: int) -> bool:
-    """Whether a device is a CPU, or one of so many GPUs."""
-    return device.kind != "GPU" or (device.index or 0) < count
+def names(settings: Settings, cluster: ClusterSpec, num_cards: int) -> dict[Task, str]:
+    """Every task's device in canonical form, virtual ones marked: a ps computes on the CPU.
+
+    >>> cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]})
+    >>> list(names(Settings(run_id="", virtual_gpus=2), cluster, num_cards=1).values())
+    ['/job:ps/replica:0/task:0/device:CPU:0', '/job:worker/replica:0/task:0/device:GPU:0 (virtual)']
+    """
+    there = Hardware(num_cards, GpuUse.of(settings))
+    devices = {**dict.fromkeys(cluster.ps, CPU), **divided(settings, cluster, num_cards)}
+    return {task: f"{device.filled(task)}{there.mark(device)}" for task, device in devices.items()}
 
 
 def told(settings: Settings, cluster: ClusterSpec, num_cards: int) -> list[str]:
@@ -78,20 +85,14 @@ def told(settings: Settings, cluster: ClusterSpec, num_cards: int) -> list[str]:
     """
     if not num_cards and not settings.worker_device and not settings.virtual_gpus:
         return []
-    count = GpuUse.of(settings).count(num_cards)
+    there = Hardware(num_cards, GpuUse.of(settings))
     parts = []
     for task, device in divided(settings, cluster, num_cards).items():
-        asked = pinned(settings, cluster, task, count)
-        mark = " (virtual)" if settings.virtual_gpus and device.kind == "GPU" else ""
-        mark = mark if device.kind == asked.kind else f" (there is no {short(asked)})"
-        parts.append(f"{task} on {short(device)}{mark}")
+        asked = pinned(settings, cluster, task, there.count)
+        lacking = "" if device.kind == asked.kind else f" (there is no {Hardware().name(asked)})"
+        parts.append(f"{task} on {there.name(device)}{lacking}")
     seen = f"{num_cards or 'no'} card{' is' if num_cards == 1 else 's are'} visible"
     return [f"Devices: {', '.join(parts)}; {seen}"]
-
-
-def short(device: Device) -> str:
-    """A device as users write it: /gpu:0."""
-    return f"/{str(device.kind).lower()}:{device.index or 0}"
 
 
 def environ_of(task: Task, settings: Settings) -> dict[str, str]:
@@ -100,5 +101,5 @@ def environ_of(task: Task, settings: Settings) -> dict[str, str]:
     >>> environ_of(Task("ps", 0), Settings(run_id="")), environ_of(Task("worker", 0), Settings(run_id=""))
     ({'CUDA_VISIBLE_DEVICES': ''}, {})
     """
-    sees = any(device.kind == "GPU" for device in parse(settings.ps_device))
+    sees = any(device.kind == "GPU" for device in parse(settings.ps_device, "ps"))
     return {VISIBLE: ""} if task.job == "ps" and not sees else {}

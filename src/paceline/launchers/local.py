@@ -15,7 +15,6 @@ import msgspec
 
 from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
-from paceline.cluster.pinning import CPU
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
@@ -160,9 +159,9 @@ def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
             request.program, request.ps, request.workers, request.settings, closing.shown(paths.root)
         ),
     )
-    devices = {**dict.fromkeys(cluster.ps, CPU), **gpus.divided(settings, cluster, gpus.cards())}
     task = {"host": os.uname().nodename, "threads": made.threads}
-    tasks = {str(each): {**task, "device": str(device.filled(each))} for each, device in devices.items()}
+    devices = gpus.names(settings, cluster, gpus.cards())
+    tasks = {str(each): {**task, "device": device} for each, device in devices.items()}
     how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
     write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})

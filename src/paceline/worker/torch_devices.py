@@ -12,7 +12,7 @@ import torch
 
 from paceline.cluster.devices import Device
 from paceline.cluster.discovery import Assignment
-from paceline.cluster.pinning import CPU, GpuUse, card, pinned, sharing
+from paceline.cluster.pinning import CPU, GpuUse, Hardware, card, check_share, pinned, sharing
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
 
@@ -20,38 +20,9 @@ CHUNK_BYTES = 2 << 20  # what torch takes memory from the driver in
 ROOM = 0.98  # of the share that is taken at once; torch keeps small tensors elsewhere
 
 
-class Hardware(msgspec.Struct, frozen=True):
-    """The GPUs of this process: how many cards torch sees, and how they may be used.
-
-    >>> Hardware(real=1, use=GpuUse(virtual=2)).names
-    ['/gpu:0 (virtual)', '/gpu:1 (virtual)']
-    """
-
-    real: int = 0
-    use: GpuUse = GpuUse()
-
-    @property
-    def count(self) -> int:
-        """How many /gpu:i there are."""
-        return self.use.count(self.real)
-
-    @property
-    def names(self) -> list[str]:
-        """All /gpu:i as tables show them."""
-        return [self.name(Device(kind="GPU", index=index)) for index in range(self.count)]
-
-    def has(self, device: Device) -> bool:
-        """Whether there is such a device; a process has one CPU, and any number of names for it."""
-        return device.kind != "GPU" or (device.index or 0) < self.count
-
-    def name(self, device: Device) -> str:
-        """A device as tables show it."""
-        is_virtual = device.kind == "GPU" and self.use.virtual > 0
-        return f"/{(device.kind or 'CPU').lower()}:{device.index or 0}{' (virtual)' if is_virtual else ''}"
-
-
 _said: set[str] = set()
 _configured: list[GpuUse] = []
+_serving: list[int] = []  # how many tasks of this host serve ops, if this one does
 
 
 def configure(use: GpuUse) -> None:
@@ -159,12 +130,15 @@ def _tell_no_card(asked: str | None, hardware: Hardware, say: Callable[[str], No
     say_once(f"{text}: the CPU is used instead (--no-soft-placement refuses)", say)
 
 
-def serve_all(use: GpuUse, say: Callable[[str], None]) -> None:
-    """For a process that serves ops on all its cards: what a session's or a server's config says holds on each. Virtual
-    ones stay what the flags have made them: TensorFlow's config has no word for them."""
-    use = msgspec.structs.replace(use, virtual=use.virtual or here().use.virtual)
+def serve_all(use: GpuUse, say: Callable[[str], None], tasks: int | None = None) -> None:
+    """For a process that runs ops on all its cards: this holds on each from now on. `tasks` of this host do so, each
+    with its share; None: as many as were told last, or this one alone."""
+    _serving[:] = [tasks] if tasks is not None else _serving
+    num = _serving[0] if _serving else 1
     configure(use)
-    at_first_use([torch.device("cuda", index) for index in range(here().real)], use, 1, say)
+    if here().real:
+        check_share(use, num)
+    at_first_use([torch.device("cuda", index) for index in range(here().real)], use, num, say)
 
 
 def at_first_use(
@@ -216,8 +190,7 @@ def mapping_lines(task: Task, hardware: Hardware | None = None) -> list[str]:
     for index in range(there.count):
         device = Device(kind="GPU", index=index)
         number = card(device, there.real) or 0
-        mark = " (virtual)" if there.use.virtual else ""
-        told.append(f"{device.filled(task)} -> device: {number}, {card_text(number)}{mark}")
+        told.append(f"{device.filled(task)} -> device: {number}, {card_text(number)}{there.mark(device)}")
     return told
 
 

@@ -159,7 +159,8 @@ def test_what_nothing_is_said_about_is_filled_in(device: str, where: str) -> Non
 
 def test_without_soft_placement_a_missing_gpu_is_refused() -> None:
     with pytest.raises(UsageError, match=r"Node 'a' is placed on .*GPU:2, which is not there"):
-        placed_on("/gpu:2", is_soft=False)
+        placed_on("/gpu:2", strict=[LOCAL_0])
+    assert placed_on("/task:1/gpu:2", strict=[LOCAL_0]).endswith("task:1/device:CPU:0"), "another task may be soft"
 
 
 @pytest.mark.parametrize(

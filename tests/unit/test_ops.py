@@ -359,7 +359,7 @@ def test_join_returns_when_the_server_is_stopped(serving: Serving) -> None:
     assert not thread.is_alive()
 
 
-def test_a_client_may_stop_a_task_that_joins(serving: Serving) -> None:
+def test_the_chief_lets_the_others_return_from_join(serving: Serving) -> None:
     serving.start(0, 1)
     thread = threading.Thread(target=serving.servers[1].join)
     thread.start()

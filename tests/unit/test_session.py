@@ -8,10 +8,12 @@ import torch
 from op_servers import Serving, double, fails, meet, serving, where
 
 import paceline
+from paceline.cluster.pinning import GpuUse
 from paceline.errors import ConnectionLost, PacelineError, RemoteOpError, UsageError, WaitTimeout
 from paceline.ingraph import parts
 from paceline.ingraph.graph import Graph, Node
 from paceline.ingraph.session import Session
+from paceline.worker import torch_devices
 
 __all__ = ["serving"]
 TASK_0, TASK_1 = "/job:worker/task:0", "/job:worker/task:1"
@@ -173,7 +175,7 @@ def test_without_soft_placement_a_missing_gpu_is_refused() -> None:
     config = paceline.ConfigProto(allow_soft_placement=False)
     with Session(graph=graph, config=config) as session, pytest.raises(UsageError, match="GPU:17, which is not there"):
         session.run(far)
-    paceline.ingraph.session.torch_devices.configure(paceline.ConfigProto().gpu_use())
+    torch_devices.configure(GpuUse())
 
 
 def test_placements_are_logged_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -357,7 +359,7 @@ def test_a_step_whose_master_is_gone_is_given_up(serving: Serving, monkeypatch: 
 def test_values_of_a_step_that_never_came_are_not_kept_for_ever(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(parts, "MAX_EARLY", 3)
     serving.start(0)
     for number in range(10):
         serving.servers[0]._parts.deliver(f"step {number}", "/cpu:0", "x", 1)

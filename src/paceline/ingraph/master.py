@@ -12,6 +12,7 @@ Must never wait for an op after the step has failed: nobody can end one that run
 import itertools
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,15 +22,18 @@ import msgspec
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Task
-from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageError
-from paceline.ingraph.neighbours import Neighbours
+from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageError, WaitTimeout
+from paceline.ingraph.neighbours import Neighbours, caller, still_wanted
 from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
 from paceline.ingraph.raised import text_of
+from paceline.transport.base import Stream
 from paceline.worker import torch_devices
 
+LOOK_S = 1.0  # how often a step looks whether its client is still there
+KEEP_S = 60.0  # for a client whose last connection has ended, and who may come back
 GRACE_S = 5.0  # after an error: an op that takes longer is left to itself, and its value to nobody
-MAX_SESSIONS = 256  # of clients that never said good-bye; the one that was used longest ago is forgotten
+MAX_SESSIONS = 256  # the one that was used longest ago is forgotten
 
 
 class NodeDef(msgspec.Struct):
@@ -45,11 +49,40 @@ class NodeDef(msgspec.Struct):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a session asks for; `text` is how its config is shown."""
+    """What a session asks for; `text` is how its config is shown. `timeout_s`: of a step, 0: none."""
 
     is_soft: bool = True
     is_logged: bool = False
     text: str = ""
+    timeout_s: float = 0.0
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a task has, as it says to other masters; `is_soft`: its missing GPUs may be replaced by its CPU."""
+
+    gpus: list[str]  # by name, as tables show them
+    is_soft: bool = True
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """How long a step is waited for: as long as `is_wanted`, and until `timeout_s` (0: for ever)."""
+
+    is_wanted: Callable[[], bool] = lambda: True
+    timeout_s: float = 0.0
+
+    def look_s(self, passed_s: float) -> float:
+        """How long to wait until it is to be asked again."""
+        return min(LOOK_S, max(0.0, self.timeout_s - passed_s)) if self.timeout_s else LOOK_S
+
+    def over(self, passed_s: float, missing: Sequence[Task]) -> PacelineError | None:
+        """Why nobody waits any longer."""
+        if not self.is_wanted():
+            return StepAborted("the client went away")
+        if self.timeout_s and passed_s >= self.timeout_s:
+            names, has = ", ".join(task.device for task in missing), "have" if len(missing) > 1 else "has"
+            told = f"gave up after {self.timeout_s:g} s (operation_timeout_in_ms)"
+            return WaitTimeout(f"{told}: {names} {has} not ended its part of the step")
+        return None
 
 
 class _Session:
@@ -60,6 +93,13 @@ class _Session:
         self.logged: set[str] = set()
         self.said: set[str] = set()
         self.lock = threading.Lock()
+        self.callers: set[Stream] = set()
+        self.alone_since_s: float | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """It had connections, and has none now."""
+        return not self.callers and self.alone_since_s is not None
 
 
 class Master:
@@ -72,18 +112,23 @@ class Master:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._lock = threading.Lock()
         self._steps = itertools.count(1)
-        self._gpus: dict[Task, list[str]] = {}  # by name, as tables show them
+        self._offers: dict[Task, Offer] = {}
+        self._has_sweeper = False
         self.verbs: dict[str, Callable[..., Any]] = {
             "hello": self.hello,
             "open_session": self._open,
             "extend": self._extend,
-            "run": self.run,
+            "run": self._run,
             "close_session": self.close,
         }
 
     def hello(self) -> dict[str, Any]:
         """What this task has: asked by other masters."""
-        return {"task": str(self._neighbours.task), "gpus": torch_devices.here().names}
+        return msgspec.structs.asdict(self._offer())
+
+    def _offer(self) -> Offer:
+        here = torch_devices.here()
+        return Offer(here.names, here.use.is_soft)
 
     # --- sessions ---------------------------------------------------------------------------------------------
 
@@ -92,7 +137,9 @@ class Master:
         self._meet_all()
         name = secrets.token_hex(8)
         with self._lock:
-            self._sessions[name] = _Session(options)
+            self._sessions[name] = made = _Session(options)
+            if (stream := caller()) is not None:
+                made.callers.add(stream)
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         if is_announced:
@@ -122,6 +169,33 @@ class Master:
         with self._lock:
             self._sessions.pop(session, None)
 
+    def left(self, stream: Stream) -> None:
+        """A connection has ended. A session of which it was the last one is kept a while: a client whose call failed
+        connects anew, one that was killed does not."""
+        with self._lock:
+            for each in self._sessions.values():
+                if stream in each.callers:
+                    each.callers.discard(stream)
+                    each.alone_since_s = time.monotonic()
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        """One thread waits for all. Wants the lock."""
+        if not self._has_sweeper and any(each.is_alone for each in self._sessions.values()):
+            self._has_sweeper = True
+            sweeper = threading.Timer(KEEP_S, self._sweep)
+            sweeper.daemon = True
+            sweeper.start()
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            for name, each in list(self._sessions.items()):
+                if each.is_alone and now_s - (each.alone_since_s or 0.0) >= KEEP_S:
+                    del self._sessions[name]
+            self._has_sweeper = False
+            self._sweep_later()
+
     def _is_logged(self, options: Options) -> bool:
         """Asked for by the session, or for this task as a whole."""
         return options.is_logged or self._neighbours.is_logged
@@ -131,8 +205,8 @@ class Master:
 
     def _extend(self, session: str, nodes: list[dict[str, Any]]) -> None:
         try:
-            self.extend(session, [NodeDef(**each) for each in nodes])
-        except TypeError as error:
+            self.extend(session, msgspec.convert(nodes, list[NodeDef]))
+        except msgspec.ValidationError as error:
             raise ProtocolError(f"nodes of a graph that do not parse: {error}") from error
 
     def _session(self, name: str) -> _Session:
@@ -140,21 +214,38 @@ class Master:
             if name not in self._sessions:
                 raise UsageError(f"{self._neighbours.task.device} knows no session {name}; was it started again?")
             self._sessions.move_to_end(name)
+            if (stream := caller()) is not None:
+                self._sessions[name].callers.add(stream)
             return self._sessions[name]
 
     def _meet_all(self) -> None:
-        """Every task is asked what it has; the waiting lines are those of the missing ones."""
+        """Every task is asked what it has; the waiting lines are those of the missing ones. A ps has nothing."""
         own = self._neighbours.task
         others = [task for task in self._neighbours.serving_tasks if task != own]
-        gpus = _together({task: self._meeting(task) for task in others}, lambda error: None)
-        self._gpus = {**gpus, own: torch_devices.here().names}
+        offers = _together({task: self._meeting(task) for task in others}, lambda error: None, Awaited(still_wanted()))
+        self._offers = {**offers, own: self._offer()}
 
-    def _meeting(self, task: Task) -> Callable[[], list[str]]:
-        return lambda: list(self._neighbours.remote(task).call("hello")["gpus"])
+    def _meeting(self, task: Task) -> Callable[[], Offer]:
+        remote = self._neighbours.remote(task)
+
+        def meet() -> Offer:
+            try:
+                return msgspec.convert(remote.call("hello"), Offer)
+            except UsageError:
+                if not remote.is_ps:
+                    raise
+                return Offer([])
+
+        return meet
 
     # --- a step -----------------------------------------------------------------------------------------------
 
-    def run(self, session: str, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
+    def _run(self, session: str, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
+        return self.run(session, fetches, feeds, still_wanted())
+
+    def run(
+        self, session: str, fetches: list[str], feeds: dict[str, Any], is_wanted: Callable[[], bool] = lambda: True
+    ) -> list[Any]:
         """The values of the fetches, in their order."""
         of = self._session(session)
         with of.lock:
@@ -167,7 +258,7 @@ class Master:
             by_task.setdefault(task, []).append(work)
         step = f"{session}/{next(self._steps)}/{secrets.token_hex(4)}"
         found: dict[str, Any] = dict(feeds)
-        for fetched in self._hand_out(step, by_task).values():
+        for fetched in self._hand_out(step, by_task, Awaited(is_wanted, of.options.timeout_s)).values():
             found.update(fetched)
         return [found[name] for name in fetches]
 
@@ -175,9 +266,10 @@ class Master:
         order = prune(of.defs, fetches, list(feeds))
         default = Task(self._neighbours.task.job, 0)
         cluster = self._neighbours.cluster
-        is_soft = of.options.is_soft and torch_devices.here().use.is_soft
-        gpus = {task: len(names) for task, names in self._gpus.items()}
-        placed, said = place(of.defs, order, default, cluster, gpus, is_soft)
+        gpus = {task: len(offer.gpus) for task, offer in self._offers.items()}
+        strict = [task for task, offer in self._offers.items() if not (offer.is_soft and of.options.is_soft)]
+        placed, said = place(of.defs, order, default, cluster, gpus, strict)
+        self._check_serve(of, placed)
         for line in said:
             if line not in of.said:
                 of.said.add(line)
@@ -189,12 +281,21 @@ class Master:
                     self._say(f"{name}: ({of.defs[name].kind}): {placed[name]}{self._mark(placed[name])}")
         return cut(of.defs, order, placed, fetches)
 
+    def _check_serve(self, of: _Session, placed: Mapping[str, Device]) -> None:
+        for name, device in placed.items():
+            task = device.task_of()
+            assert task is not None
+            try:
+                self._neighbours.check_serves(task)
+            except UsageError as error:
+                raise UsageError(f"Node {name!r} is placed on '{of.defs[name].device}': {error}") from None
+
     def _mark(self, device: Device) -> str:
         """What a device's name is marked with: it may be virtual."""
         task = device.task_of()
-        return mark(device, self._gpus[task]) if task in self._gpus else ""
+        return mark(device, self._offers[task].gpus) if task in self._offers else ""
 
-    def _hand_out(self, step: str, by_task: Mapping[Task, list[Work]]) -> dict[Task, dict[str, Any]]:
+    def _hand_out(self, step: str, by_task: Mapping[Task, list[Work]], awaited: Awaited) -> dict[Task, dict[str, Any]]:
         """2 and 3."""
         own = self._neighbours.task
 
@@ -211,7 +312,7 @@ class Master:
                 else:
                     threading.Thread(target=self._abort_at, args=(task, step, text_of(error)), daemon=True).start()
 
-        return _together({task: running(task, works) for task, works in by_task.items()}, give_up)
+        return _together({task: running(task, works) for task, works in by_task.items()}, give_up, awaited)
 
     def _abort_at(self, task: Task, step: str, reason: str) -> None:
         """As far as it can be told: a task that is gone waits for nothing."""
@@ -232,34 +333,44 @@ def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) ->
     )
 
 
-def _together(actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[BaseException], None]) -> dict[Task, Any]:
+def _together(
+    actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[BaseException], None], awaited: Awaited
+) -> dict[Task, Any]:
     """All at the same time. The first error is told to `on_error` at once; when the others have ended too, or GRACE_S
-    later, the first one that is a cause is raised."""
+    later, the first one that is a cause is raised. What nobody waits for any longer is given up in the same way, but
+    at once: no cause is to come."""
+    began_s = time.monotonic()
     results: dict[Task, Any] = {}
     errors: list[BaseException] = []
-    news = threading.Condition()
+    changed = threading.Condition()
 
     def act(task: Task, action: Callable[[], Any]) -> None:
         try:
             result = action()
         except BaseException as error:  # whatever it is, somebody waits
-            with news:
+            with changed:
                 errors.append(error)
                 is_first = len(errors) == 1
-                news.notify()
+                changed.notify()
             if is_first:
                 on_error(error)
         else:
-            with news:
+            with changed:
                 results[task] = result
-                news.notify()
+                changed.notify()
 
     for task, action in actions.items():
         threading.Thread(target=act, args=(task, action), name=f"step {task}", daemon=True).start()
-    with news:
-        while not errors and len(results) < len(actions):
-            news.wait()
+    with changed:
+        given_up = None
+        while not errors and len(results) < len(actions) and given_up is None:
+            if not changed.wait(awaited.look_s(time.monotonic() - began_s)):
+                missing = [task for task in actions if task not in results]
+                given_up = awaited.over(time.monotonic() - began_s, missing)
         if errors:
-            news.wait_for(lambda: len(errors) + len(results) == len(actions), GRACE_S)
+            changed.wait_for(lambda: len(errors) + len(results) == len(actions), GRACE_S)
             raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
+    if given_up is not None:
+        on_error(given_up)
+        raise given_up
     return results

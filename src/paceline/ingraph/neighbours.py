@@ -19,11 +19,14 @@ from paceline.ingraph import scope
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
 from paceline.transport.base import Stream
+from paceline.transport.security import Role
 from paceline.worker.exits import let_errors_set_the_exit_code
-from paceline.worker.torch_devices import here
+from paceline.worker.torch_devices import here, say_once
 
 if TYPE_CHECKING:
     from paceline.ingraph.op import Op
+
+LOCALHOST = Task("localhost", 0)  # TensorFlow's name for the task of a process that is in no cluster
 
 
 class Neighbours:
@@ -47,31 +50,42 @@ class Neighbours:
 
     @property
     def serving_tasks(self) -> list[Task]:
-        """Who can run ops: everybody, but a launched ps holds parameters."""
+        """Who can run ops: everybody, but a launched ps, and one that was found to be one, holds parameters."""
         jobs = [job for job in self.cluster.jobs if job != "ps" or self.assignment.source != "launcher"]
-        return [Task(job, index) for job in jobs for index in self.cluster.task_indices(job)]
+        with self._lock:
+            ps = [task for task, remote in self._remotes.items() if remote.is_ps]
+        tasks = [Task(job, index) for job in jobs for index in self.cluster.task_indices(job)]
+        return [task for task in tasks if task not in ps]
 
     def remote(self, task: Task) -> Remote:
         """The way to a task of the cluster; nothing is sent yet."""
         address = self.cluster.address(task)
-        if task not in self.serving_tasks:
-            names = ", ".join(str(each) for each in self.serving_tasks)
-            raise UsageError(f"{task} holds parameters and runs no ops; name one of: {names}.")
+        self.check_serves(task)
         with self._lock:
             if task not in self._remotes:
                 self._remotes[task] = remote_to(self.assignment, task.device, address)
             return self._remotes[task]
 
+    def check_serves(self, task: Task) -> None:
+        """Refuse a task that is known to run no ops."""
+        serving_tasks = self.serving_tasks
+        if task not in serving_tasks:
+            names = ", ".join(str(each) for each in serving_tasks)
+            raise UsageError(f"{task} holds parameters and runs no ops; name one of: {names}.")
+
     def call(self, device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an op on a device of the cluster, wherever that is."""
-        if device.job is None and device.task is None:
-            return run_here(device, op, args, kwargs)
         task = self.task_of(device)
         if self.is_logged:
-            self._log(op.kind, device.filled(task), task)
+            self.log(op.kind, device.filled(task), lambda: self.gpus_of(task))
         if task == self.task and self.is_serving:
             return run_here(device, op, args, kwargs)
-        return self.remote(task).call(op.name, args, kwargs, str(device.hardware))
+        remote = self.remote(task)
+        try:
+            return remote.call(op.name, args, kwargs, str(device.hardware))
+        except UsageError:
+            self.check_serves(task)  # what it has turned out to be says more
+            raise
 
     def task_of(self, device: Device) -> Task:
         """The task that a device string means, or a sentence about why there is none."""
@@ -89,14 +103,14 @@ class Neighbours:
             return here().names
         return list(self.remote(task).call("hello")["gpus"])
 
-    def _log(self, kind: str, device: Device, task: Task) -> None:
-        """Where an op went, once."""
+    def log(self, kind: str, device: Device, gpus: Callable[[], Sequence[str]]) -> None:
+        """Where an op went, once; `gpus` are those of that task, as tables show them."""
         line = f"{kind}: ({kind}): {device}"
         with self._lock:
             is_new = line not in self._logged
             self._logged.add(line)
         if is_new:
-            say(f"{line}{mark(device, self.gpus_of(task)) if device.kind == 'GPU' else ''}")
+            say(f"{line}{mark(device, gpus()) if device.kind == 'GPU' else ''}")
 
     def close(self) -> None:
         with self._lock:
@@ -111,10 +125,10 @@ class Neighbours:
         leave(self)
 
 
-def remote_to(assignment: Assignment, name: str, address: str) -> Remote:
+def remote_to(assignment: Assignment, name: str, address: str, role: Role = Role.CLIENT) -> Remote:
     """The way to any address, with this process's secret and patience."""
     settings = assignment.settings
-    return Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say)
+    return Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say, role)
 
 
 def connect(cluster: ClusterSpec | Mapping[str, Addresses]) -> Neighbours:
@@ -175,17 +189,34 @@ def served() -> Task | None:
     return serving.task if serving is not None else None
 
 
+def caller() -> Stream | None:
+    """The connection on which came what this thread runs; None: nobody called it."""
+    return _caller.get()
+
+
 def still_wanted() -> Callable[[], bool]:
     """Whether the caller of what this thread runs is still connected; may be asked from any thread."""
-    caller = _caller.get()
-    return lambda: caller is None or not caller.is_ended()
+    stream = caller()
+    return lambda: stream is None or not stream.is_ended()
 
 
 def run_at(device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an op where a scope says."""
-    if device.job is None and device.task is None:
-        return run_here(device, op, args, kwargs)
-    return current().call(device, op, args, kwargs)
+    """Run an op where a scope says; one that names hardware only stays in this process."""
+    if device.job is not None or device.task is not None:
+        return current().call(device, op, args, kwargs)
+    if _is_logged():
+        try:
+            me = current()
+            me.log(op.kind, device.filled(me.task), lambda: here().names)
+        except UsageError:  # in no cluster
+            say_once(f"{op.kind}: ({op.kind}): {device.filled(LOCALHOST)}{mark(device, here().names)}", say)
+    return run_here(device, op, args, kwargs)
+
+
+def _is_logged() -> bool:
+    """Whether it is to be said where ops of this process go."""
+    known = _serving.get() or (_latest[-1] if _latest else None)
+    return known.is_logged if known is not None else here().use.is_logged
 
 
 def run_here(device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

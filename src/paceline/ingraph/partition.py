@@ -111,11 +111,12 @@ def place(
     default: Task,
     cluster: ClusterSpec,
     gpus: Mapping[Task, int],
-    is_soft: bool = True,
+    strict: Collection[Task] = (),
 ) -> tuple[dict[str, Device], list[str]]:
     """The full device of each node, and a sentence for each device that had to be replaced.
 
-    `default` is where a node goes that says nothing: task 0 of the job that the session was opened at.
+    `default` is where a node goes that says nothing: task 0 of the job that the session was opened at. `strict` are the
+    tasks on which a missing GPU is refused.
 
     >>> graph = {"a": Def("a", "Const", device=Device.parse("/gpu:2"))}
     >>> cluster = ClusterSpec({"local": ["localhost:2222"]})
@@ -134,7 +135,7 @@ def place(
         task = full.task_of()
         assert task is not None
         if full.kind == "GPU" and (full.index or 0) >= gpus.get(task, 0):
-            if not is_soft:
+            if task in strict:
                 raise UsageError(
                     f"Node {name!r} is placed on {full}, which is not there; name a device that is, or set "
                     "allow_soft_placement=True."

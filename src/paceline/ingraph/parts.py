@@ -25,7 +25,10 @@ from paceline.ingraph.raised import is_ours, text_of, told
 from paceline.ingraph.schedule import Schedule
 
 assert kernels.KERNELS  # whoever runs parts has the plain ops too
-MAX_UNKNOWN = 1024  # steps of which something came before the step itself; a master that died leaves one behind
+MAX_EARLY = 1024  # steps of which something came before the step itself; a master that died leaves one behind
+MAX_EARLY_BYTES = 1 << 30  # of what came for them; the newest is kept however large it is
+MAX_OVER = 4096  # steps that are over, and remembered: what comes for one of them comes too late
+DROPPED = "what had come for it was dropped, because too much came for steps that never began"
 LOOK_S = 1.0  # how often a device that waits looks whether anybody still wants the step
 
 
@@ -44,20 +47,21 @@ class _Step:
     """What is known here of one step: values that have come for each device, and whether it is given up."""
 
     def __init__(self) -> None:
-        self.news = threading.Condition()
+        self.changed = threading.Condition()
         self.inbox: dict[str, dict[str, Any]] = {}
         self.reason: str | None = None
         self.is_begun = False
+        self.size_bytes = 0  # of what came before it began
 
     def deliver(self, device: str, name: str, value: Any) -> None:
-        with self.news:
+        with self.changed:
             self.inbox.setdefault(device, {})[name] = value
-            self.news.notify_all()
+            self.changed.notify_all()
 
     def abort(self, reason: str) -> None:
-        with self.news:
+        with self.changed:
             self.reason = self.reason or reason
-            self.news.notify_all()
+            self.changed.notify_all()
 
 
 class Parts:
@@ -66,6 +70,7 @@ class Parts:
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
         self._steps: OrderedDict[str, _Step] = OrderedDict()
+        self._over: OrderedDict[str, str] = OrderedDict()  # and why, where it never began
         self._lock = threading.Lock()
         self.verbs: dict[str, Callable[..., Any]] = {
             "run_parts": self._run_parts,
@@ -75,15 +80,24 @@ class Parts:
 
     def deliver(self, step: str, device: str, name: str, value: Any) -> None:
         """A value for one of our devices, from another task or another device."""
-        self._step(step).deliver(device, name, value)
+        size_bytes = values.size_bytes(value)
+        known = self._step(step)
+        if known is not None:
+            known.deliver(device, name, value)
+            known.size_bytes += size_bytes
+            self._drop_early(step)
 
     def abort(self, step: str, reason: str) -> None:
         """Nobody wants this step any more."""
-        self._step(step).abort(reason)
+        known = self._step(step)
+        if known is not None:
+            known.abort(reason)
 
     def run(self, step: str, works: Sequence[Work], is_wanted: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """All parts of a step on this task; the values of their fetches come back."""
         known = self._step(step)
+        if known is None:
+            raise StepAborted(f"the step was given up: {self._over.get(step) or 'it is over'}")
         known.is_begun = True
         runs = [_Run(self, known, step, work, is_wanted) for work in works]
         try:
@@ -95,7 +109,7 @@ class Parts:
                 thread.join()
         finally:
             with self._lock:
-                self._steps.pop(step, None)
+                self._end(step)
         errors = [run.error for run in runs if run.error is not None]
         if errors:
             raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
@@ -123,20 +137,35 @@ class Parts:
 
     def _run_parts(self, step: str, works: list[dict[str, Any]]) -> dict[str, Any]:
         try:
-            mine = [Work(**each) for each in works]
-        except TypeError as error:
+            mine = msgspec.convert(works, list[Work])
+        except msgspec.ValidationError as error:
             raise ProtocolError(f"parts of a step that do not parse: {error}") from error
         return self.run(step, mine, is_wanted=still_wanted())
 
-    def _step(self, name: str) -> _Step:
-        """Known from the first word about it, which need not come from the master."""
+    def _step(self, name: str) -> _Step | None:
+        """Known from the first word about it, which need not come from the master; None: it is over."""
         with self._lock:
-            if name not in self._steps:
-                unknown = [each for each, step in self._steps.items() if not step.is_begun]
-                for old in unknown[: max(0, len(unknown) - MAX_UNKNOWN + 1)]:
-                    del self._steps[old]
-                self._steps[name] = _Step()
-            return self._steps[name]
+            if name in self._over:
+                return None
+            return self._steps.setdefault(name, _Step())
+
+    def _drop_early(self, newest: str) -> None:
+        """The oldest of the steps that have not begun, as long as too many of them are kept, or too much for them."""
+        with self._lock:
+            early = [(name, step.size_bytes) for name, step in self._steps.items() if not step.is_begun]
+            count, kept_bytes = len(early), sum(size for _, size in early)
+            for name, size_bytes in early:
+                if (count <= MAX_EARLY and kept_bytes <= MAX_EARLY_BYTES) or name == newest:
+                    break
+                self._end(name, DROPPED)
+                count, kept_bytes = count - 1, kept_bytes - size_bytes
+
+    def _end(self, name: str, why: str = "") -> None:
+        """From now on what is said about this step is not kept. Wants the lock."""
+        self._steps.pop(name, None)
+        self._over[name] = why
+        while len(self._over) > MAX_OVER:
+            self._over.popitem(last=False)
 
 
 class _Run:
@@ -179,7 +208,7 @@ class _Run:
 
     def _take_in(self, schedule: Schedule) -> None:
         """What has come for this device since."""
-        with self._step.news:
+        with self._step.changed:
             if self._step.reason is not None:
                 raise StepAborted(f"the step was given up: {self._step.reason}")
             came = self._step.inbox.pop(self.work.device, {})
@@ -188,9 +217,9 @@ class _Run:
             schedule.done(name)
 
     def _wait(self, schedule: Schedule) -> None:
-        with self._step.news:
+        with self._step.changed:
             if self._step.reason is None and not self._step.inbox.get(self.work.device):
-                self._step.news.wait(LOOK_S)
+                self._step.changed.wait(LOOK_S)
         if not self._is_wanted():
             raise StepAborted(f"the master went away while {', '.join(schedule.awaited)} was waited for")
 

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, WaitTimeout
+from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
 from paceline.ingraph import values
 from paceline.ingraph.raised import error_of
 from paceline.transport.channel import Channel, connect
 from paceline.transport.security import Role
 from paceline.wire import ops
 from paceline.wire.frames import Frame, Kind
+from paceline.wire.messages import AskStatus, Failed
 from paceline.worker.patience import Patience
 
 RETRY_S = 0.1
@@ -23,6 +24,7 @@ SLOWEST_RETRY_S = 1.0
 PROBE_S = 10.0  # of silence, after which a task is asked whether it lives
 PROBE_ANSWER_S = 5.0
 ALIVE = "alive"  # the question that every server answers; ingraph/calls
+STOP = "stop"  # what only the chief may say
 
 
 class Remote:
@@ -36,6 +38,7 @@ class Remote:
         wait_s: float = 300.0,
         lane: str = "auto",
         say: Callable[[str], None] = lambda line: None,
+        role: Role = Role.CLIENT,
     ) -> None:
         self.name = name
         self.address = address
@@ -43,6 +46,9 @@ class Remote:
         self._wait_s = wait_s
         self._lane = lane
         self._say = say
+        self._role = role
+        self.is_ps = False  # as far as is known
+        self._has_answered = False
         self._lock = threading.Lock()
         self._idle: list[Channel] = []
         self._is_closed = False
@@ -54,10 +60,12 @@ class Remote:
         kwargs: Mapping[str, Any] | None = None,
         device: str = "",
         wait_s: float | None = None,
+        limit_s: float | None = None,
     ) -> Any:
         """Run an op there and return what it returns; what it raises is raised here as RemoteOpError.
 
         `wait_s`: how long to wait for a task that is not there; None: as long as this process waits for anybody.
+        `limit_s`: how long the op may take; None: as long as it likes, as long as its task lives.
         """
         description, buffers = values.pack((list(args), dict(kwargs or {})))
         bulk = values.bulk(description, buffers)
@@ -65,13 +73,16 @@ class Remote:
         try:
             call = ops.Call(op, len(description), device)
             channel.send(Kind.COLD, tail=ops.encode(call), bulk=bulk)
-            message, value = _receive(channel, self._await(channel))
+            message, value = _receive(channel, self._await(channel, op, limit_s))
         except ConnectionLost as error:
             channel.close()
+            if not self._has_answered and self._asks_whether_ps():
+                raise UsageError(f"{self.name} at {self.address} holds parameters and runs no ops.") from None
             raise ConnectionLost(f"{self.name} at {self.address} went away while it ran {op}: {error}") from error
         except BaseException:
             channel.close()  # its answer may still come; nobody else is to get it
             raise
+        self._has_answered = True
         self._give_back(channel)
         if isinstance(message, ops.Raised):
             raise error_of(message, self.name, op)
@@ -118,20 +129,23 @@ class Remote:
             pause_s = min(SLOWEST_RETRY_S, 2 * pause_s)
 
     def _connect(self, timeout_s: float) -> Channel:
-        channel = connect(self.address, self._lane, self._secret, timeout_s, Role.CLIENT)
+        channel = connect(self.address, self._lane, self._secret, timeout_s, self._role)
         channel.stream.name = f"{self.name} at {self.address}"
         return channel
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _await(self, channel: Channel) -> Frame:
-        """The answer, however long the op takes, as long as its task lives."""
+    def _await(self, channel: Channel, op: str, limit_s: float | None) -> Frame:
+        """The answer, however long the op takes, as long as its task lives; unless a limit was asked for."""
         silent: Patience | None = None
-        next_s = time.monotonic() + PROBE_S
+        began_s = time.monotonic()
+        next_s = began_s + PROBE_S
         while True:
             try:
                 return channel.recv()
             except WaitTimeout:
+                if limit_s is not None and time.monotonic() > began_s + limit_s:
+                    raise WaitTimeout(f"gave up after {limit_s:g} s: {self.name} has not ended {op}") from None
                 if time.monotonic() < next_s:
                     continue
             if self._is_alive():
@@ -161,6 +175,22 @@ class Remote:
         finally:
             channel.close()
         return False
+
+    def _asks_whether_ps(self) -> bool:
+        """Whether a ps listens there, which ends a connection on which it is called for an op; but it answers what a
+        client may not ask."""
+        try:
+            channel = self._connect(PROBE_ANSWER_S)
+        except (ConnectionLost, AuthenticationError):
+            return False
+        try:
+            reply, _ = channel.ask(AskStatus(), limit_s=PROBE_ANSWER_S)
+            self.is_ps = isinstance(reply, Failed)
+        except (ConnectionLost, ProtocolError, WaitTimeout):
+            self.is_ps = False
+        finally:
+            channel.close()
+        return self.is_ps
 
 
 def _say_nothing(line: str) -> None:

@@ -1,7 +1,8 @@
 """HOW does a task offer itself to clients? `paceline.Server`: it listens, runs what it is called for, and joins.
 
 Made by the user's script, as TensorFlow's programs do. It listens in a thread from the moment it is made, so a session
-in the same process finds it. Whoever holds the secret may call ops; nobody else gets past transport/reception.
+in the same process finds it. A client that holds the secret may call ops, the chief alone may end the task; nobody
+else gets past transport/reception.
 """
 
 import atexit
@@ -20,14 +21,14 @@ from paceline.cluster.discovery import Assignment, discover, discover_as
 from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.secret import check_address
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
-from paceline.errors import EXIT_INTERRUPTED, ClusterError, UsageError
+from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
 from paceline.ingraph import copies, residents
 from paceline.ingraph.calls import Calls
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.master import Master
-from paceline.ingraph.neighbours import Neighbours, become, leave, say
+from paceline.ingraph.neighbours import Neighbours, become, leave, remote_to, say
 from paceline.ingraph.parts import Parts
-from paceline.ingraph.remote import ALIVE
+from paceline.ingraph.remote import ALIVE, STOP
 from paceline.params.arena import has_shared_memory
 from paceline.telemetry import lines
 from paceline.telemetry.paths import RunPaths
@@ -36,7 +37,7 @@ from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.base import split
 from paceline.transport.reception import Reception
-from paceline.transport.security import keys_dir_of
+from paceline.transport.security import Role, keys_dir_of
 from paceline.transport.tls import check_keys
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
@@ -81,11 +82,10 @@ class Server:
         self._master = Master(self.neighbours, self._parts, say)
         verbs: dict[str, Callable[..., Any]] = {
             ALIVE: lambda: None,
-            "stop": self._over.set,
             **self._parts.verbs,
             **self._master.verbs,
         }
-        self._calls = Calls(self.neighbours, verbs)
+        self._calls = Calls(self.neighbours, verbs, self._stopped_by, self._master.left)
         self._reception = Reception(self._assignment.secret, self._calls.serve)
         if start:
             self.start()
@@ -149,11 +149,21 @@ class Server:
         leave(self.neighbours)
 
     def stop_others(self) -> None:
-        """Let every other task of the cluster that is there return from join()."""
+        """Let every other task of the cluster that is there return from join(), which they do for the chief only."""
         for task in self.neighbours.serving_tasks:
             if task != self.task:
+                remote = remote_to(self._assignment, task.device, self.cluster.address(task), Role.WORKER)
                 with suppress(ClusterError):  # whoever is not there need not be stopped
-                    self.neighbours.remote(task).call("stop", wait_s=0.0)
+                    remote.call(STOP, (str(self.task),), wait_s=0.0)
+                remote.close()
+
+    def _stopped_by(self, name: str) -> None:
+        """Another task says that all is over; as at a ps, that is the chief's to say."""
+        chief = self.cluster.workers[0] if self.cluster.workers else None
+        if chief is None or name != str(chief):
+            who = f"only the chief, {chief}, may" if chief is not None else "nobody but itself may"
+            raise Refused(f"{name} asked for the end of a task: {who} stop {self.task.device}")
+        self._over.set()
 
     def __enter__(self) -> "Server":
         return self

@@ -20,14 +20,14 @@ from paceline.ingraph import scope, values
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.graph import Graph, Node
 from paceline.ingraph.master import Master, NodeDef, Options
-from paceline.ingraph.neighbours import Neighbours, current, remote_to, say
+from paceline.ingraph.neighbours import LOCALHOST, Neighbours, current, remote_to, say
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import Remote
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 
 SCHEME = "paceline://"
-LOCALHOST = Task("localhost", 0)  # TensorFlow's name for the task of a session without a target
+MASTER_S = 5.0  # beyond a step's timeout, in which the master says who has not ended
 
 
 class Session:
@@ -47,8 +47,7 @@ class Session:
         if config is not None and not target:
             torch_devices.serve_all(config.gpu_use(torch_devices.here().use), say)
         config = config or ConfigProto()
-        is_soft, is_logged = config.allow_soft_placement is not False, bool(config.log_device_placement)
-        options = Options(is_soft, is_logged, str(config).replace("\n", " "))
+        options = _options(config)
         self._sent: dict[str, int] = {}
         self._master = _Near(options) if not target else _Far(target, options)
         self._is_closed = False
@@ -127,18 +126,30 @@ class _Far:
 
     def __init__(self, target: str, options: Options) -> None:
         self._remote = _remote(target)
+        self._limit_s = options.timeout_s + MASTER_S if options.timeout_s else None
         self._name: str = self._remote.call("open_session", (msgspec.to_builtins(options),))
 
     def extend(self, nodes: Sequence[NodeDef]) -> None:
         self._remote.call("extend", (self._name, [msgspec.structs.asdict(node) for node in nodes]))
 
     def run(self, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
-        return list(self._remote.call("run", (self._name, fetches, feeds)))
+        return list(self._remote.call("run", (self._name, fetches, feeds), limit_s=self._limit_s))
 
     def close(self) -> None:
         with suppress(PacelineError):  # a master that is gone has no session either
             self._remote.call("close_session", (self._name,), wait_s=0.0)
         self._remote.close()
+
+
+def _options(config: ConfigProto) -> Options:
+    if config.operation_timeout_in_ms < 0:
+        raise UsageError(f"operation_timeout_in_ms is {config.operation_timeout_in_ms}; it must be 0 (none) or more.")
+    return Options(
+        is_soft=config.allow_soft_placement is not False,
+        is_logged=bool(config.log_device_placement),
+        text=str(config).replace("\n", " "),
+        timeout_s=config.operation_timeout_in_ms / 1000,
+    )
 
 
 def _remote(target: str) -> Remote:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from paceline.errors import EXIT_OK
@@ -74,27 +73,32 @@ def test_the_means_of_document_000(measured: Measured) -> None:
     assert {line[-1] for line in lines} == {"within the bars"}, lines
 
 
-def test_the_program_that_people_read(tmp_path: Path) -> None:
-    """examples/distributed.py, as `paceline run` starts it."""
+# --- document 002 -----------------------------------------------------------------------------------------------------
+
+
+def run_example(folder: Path) -> budget.Shared:
+    """examples/distributed.py, the program that people read, as `paceline run` starts it."""
     command = [sys.executable, "-m", "paceline", "run", "--run-dir", "made", "--slow", f"worker:1={budget.FACTOR}x"]
-    done = subprocess.run([*command, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    done = subprocess.run([*command, EXAMPLE], cwd=folder, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
-    left = read(RunPaths(tmp_path / "made"))
+    left = read(RunPaths(folder / "made"))
     counts = tuple(worker.steps for worker in left.workers)
     losses = tuple(worker.metrics.get(budget.LOSS) for worker in left.workers)
-    found = budget.Shared(budget.STEPS, left.global_step, counts, losses)
-    assert list(found.over(is_whole=True)) == [], found
+    return budget.Shared(budget.STEPS, left.global_step, counts, losses)
 
 
-@pytest.mark.parametrize("num_ps", [1, 2])
-def test_document_002_shares_10000_steps(num_ps: int, tmp_path: Path) -> None:
-    """Worker 1 is 4.2 times slower; each says how many were its own."""
-    ((cell, done),) = ran(only(budget.matrix(), f"{num_ps} ps + 2 workers, seed 1"), tmp_path)
-    found = budget.shared(cell, done)
-    assert (found.total, found.applied, sum(found.counts)) == (10_000, 10_000, 10_000)
-    assert list(found.over(is_whole=True)) == [], msgspec.structs.asdict(found)
-    for index, count in enumerate(found.counts):
-        log = (tmp_path / slug(cell.title) / "logs" / f"worker-{index}.log").read_text()
-        assert f": Worker {index}: training step {count} done (global step: " in log
-        assert "After 10000 training step(s), validation cross entropy = " in log
-        assert "Training elapsed time: " in log
+@pytest.mark.alone
+def test_document_002_shares_10000_steps(tmp_path: Path) -> None:
+    """Worker 1 is 4.2 times slower; each says how many were its own. With one ps and with two, by the lab and by the example."""
+    found = []
+    for name in ("1 ps + 2 workers, seed 1", "1 ps + 2 workers, seed 2", "2 ps + 2 workers, seed 1"):
+        ((cell, done),) = ran(only(budget.matrix(), name), tmp_path / name.replace(" ", ""))
+        found.append(budget.shared(cell, done))
+        for index, count in enumerate(found[-1].counts):
+            log = (tmp_path / name.replace(" ", "") / slug(cell.title) / "logs" / f"worker-{index}.log").read_text()
+            assert f": Worker {index}: training step {count} done (global step: " in log
+            assert "After 10000 training step(s), validation cross entropy = " in log
+            assert "Training elapsed time: " in log
+    found.append(run_example(tmp_path))
+    assert [(each.total, each.applied, sum(each.counts)) for each in found] == [(10_000,) * 3] * 4
+    assert list(budget.means(found).over()) == [], found

@@ -151,35 +151,47 @@ def test_gradients_are_summed_in_order_and_divided_once() -> None:
 # --- the budget -----------------------------------------------------------------------------------------------------
 
 
-def budget_line(counts: tuple[int, int], losses: tuple[float, float] = (1100.0, 1050.0), applied: int = 10_000) -> str:
-    (table,) = budget.matrix().tables
+def budget_run(
+    counts: tuple[int, int], losses: tuple[float, float] = (1100.0, 1050.0), applied: int = 10_000
+) -> tuple[Cell, Finished]:
     workers = [Worker(index=i, steps=counts[i], metrics={budget.LOSS: losses[i]}) for i in (0, 1)]
-    return table.line(table.cells[0], Finished(workers=workers, global_step=applied))[-1]
+    return budget.matrix().tables[0].cells[0], Finished(workers=workers, global_step=applied)
 
 
 def test_the_documents_own_share_is_within_the_bars() -> None:
-    assert budget_line((8085, 1915)) == "within the bars"
+    (line,) = budget.verdict_lines([budget_run((8085, 1915))] * 3)
+    assert line == ("1 ps + 2 workers", "3", "3 of 3", "4.22 : 1", "1075.00", "within the bars")
 
 
 @pytest.mark.parametrize(
     ("counts", "losses", "applied", "said"),
     [
-        ((8087, 1916), (1147.88, 1122.46), 10_000, "counts sum to 10003"),
-        ((8085, 1915), (1147.88, 1122.46), 10_001, "10001 applied, not 10000"),
-        ((7000, 3000), (1147.88, 1122.46), 10_000, "share 2.33 : 1"),
-        ((8085, 1915), (1147.88, 1301.0), 10_000, "cross entropy 1301.00"),
+        ((8087, 1916), (1147.88, 1122.46), 10_000, "1 miscounted"),
+        ((8085, 1915), (1147.88, 1122.46), 10_001, "1 miscounted"),
+        ((5000, 5000), (1147.88, 1122.46), 10_000, "share 3.15 : 1"),
+        ((8085, 1915), (1700.0, 1712.0), 10_000, "cross entropy 1390.50"),
     ],
 )
 def test_what_misses_a_bar_is_named(
     counts: tuple[int, int], losses: tuple[float, float], applied: int, said: str
 ) -> None:
-    assert budget_line(counts, losses, applied) == f"OVER THE BAR: {said}"
+    """A run that does not stop at the budget; shares and losses by their mean."""
+    odd = budget_run(counts, losses, applied)
+    (line,) = budget.verdict_lines([budget_run((8412, 1588)), odd])
+    assert line[-1] == f"OVER THE BAR: {said}"
+    assert budget.line(*odd)[-1].startswith("MISCOUNTED: ") == ("miscounted" in said)
+
+
+def test_a_loss_that_is_not_there_is_no_loss() -> None:
+    (line,) = budget.verdict_lines([budget_run((8085, 1915), (1100.0, None))])  # type: ignore[arg-type]
+    assert line[-1] == "OVER THE BAR: cross entropy -"
 
 
 def test_of_few_steps_only_the_counts_are_judged() -> None:
-    (table,) = budget.matrix(is_quick=True).tables
+    cell = budget.matrix(is_quick=True).tables[0].cells[0]
     workers = [Worker(index=0, steps=250), Worker(index=1, steps=250)]
-    assert table.line(table.cells[0], Finished(workers=workers, global_step=500))[-1] == "within the bars"
+    (line,) = budget.verdict_lines([(cell, Finished(workers=workers, global_step=500))])
+    assert line[-1] == "within the bars"
 
 
 def test_a_quick_run_is_not_held_against_the_document() -> None:

@@ -1,6 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+JOBS ?= 2
+TOGETHER := -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full fuzz check lint pictures clean
@@ -17,10 +19,11 @@ demo: $(STAMP) ## train MNIST on 1 ps + 2 workers
 	$(BIN)/paceline demo
 
 test: $(STAMP) ## the test suite, under five minutes on two cores
-	$(BIN)/pytest -q -m 'not slow'
+	$(BIN)/pytest -q -m 'not slow' $(TOGETHER)
 
 test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q -m 'slow and not alone' $(TOGETHER)
+	$(BIN)/pytest -q -m 'slow and alone'
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
 	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(BIN)/pytest -q --timeout 290 tests/fuzz

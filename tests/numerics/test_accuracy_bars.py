@@ -89,7 +89,7 @@ def run_example(folder: Path) -> budget.Shared:
 
 @pytest.mark.alone
 def test_document_002_shares_10000_steps(tmp_path: Path) -> None:
-    """Worker 1 is 4.2 times slower; each says how many were its own. With one ps and with two, by the lab and by the example."""
+    """Worker 1 is 4.2 times slower; each says how many were its own. One ps and two; the lab and the example."""
     found = []
     for name in ("1 ps + 2 workers, seed 1", "1 ps + 2 workers, seed 2", "2 ps + 2 workers, seed 1"):
         ((cell, done),) = ran(only(budget.matrix(), name), tmp_path / name.replace(" ", ""))

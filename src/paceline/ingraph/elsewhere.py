@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
-from paceline.ingraph import residents
+from paceline.ingraph import adopted
 from paceline.ingraph.mirror import Mirror
 
 _NORM, _TIMES = torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.mul_.Tensor
@@ -38,9 +38,9 @@ class Elsewhere(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         given = args[0] if args else None
         if isinstance(given, Elsewhere) and func is _NORM and len(args) <= 2 and not kwargs:
-            return given._ask(residents.norm, float(args[1]) if len(args) == 2 else 2.0).to(given.device)
+            return given._ask(adopted.norm, float(args[1]) if len(args) == 2 else 2.0).to(given.device)
         if isinstance(given, Elsewhere) and func is _TIMES and args[1].dim() == 0:
-            given._ask(residents.scale, args[1])
+            given._ask(adopted.scale, args[1])
             return given
         where = next((each._mirror.task for each in args if isinstance(each, Elsewhere)), "another task")
         raise UsageError(

@@ -1,6 +1,6 @@
 """WHO owns a part's parameters? With place(module, device, optimizer) the part itself: they leave this process.
 
-Used by ingraph/place; ingraph/residents is the other side. Here only shapes stay, filled with NaN, so that whoever
+Used by ingraph/place; ingraph/adopted is the other side. Here only shapes stay, filled with NaN, so that whoever
 reads them by mistake sees it: state_dict() fetches the values, load_state_dict() sends them. `p.grad` stands for the
 gradient that lies there: zero_grad() in any of its forms is understood, and clipping by norm happens there.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.ingraph import residents
+from paceline.ingraph import adopted
 from paceline.ingraph.elsewhere import Elsewhere
 from paceline.ingraph.mirror import Mirror
 from paceline.ingraph.replicas import trained_of
@@ -33,7 +33,7 @@ class Resident:
         with mirror.lock:
             options = group_options(optimizer)
             told = [(numbers, dict(its)) for numbers, its in zip(groups, options, strict=True)]
-            mirror.call(residents.adopt, mirror.news(module), type(optimizer).__name__, told)
+            mirror.call(adopted.adopt, mirror.news(module), type(optimizer).__name__, told)
             mirror.give_away(module)
         if optimizer.state:
             self.load_slots(optimizer)
@@ -51,7 +51,7 @@ class Resident:
     ) -> tuple[list[Any], Iterable[Any]]:
         """The gradients of the inputs; those of the parameters stay there, and are marked here."""
         zeroed, trained = self._zeroed(), trained_of(self._module)
-        inputs, has = self._mirror.ask(residents.accumulate, number, list(gradients), is_kept, zeroed, trained)
+        inputs, has = self._mirror.ask(adopted.accumulate, number, list(gradients), is_kept, zeroed, trained)
         parameters = list(self._module.parameters())
         for at in has:
             parameters[at].grad = Elsewhere(parameters[at], self._mirror, at)
@@ -70,11 +70,11 @@ class Resident:
     def step(self) -> None:
         with self._mirror.lock:
             options = [dict(its) for its in group_options(self._optimizer)]
-            self._mirror.ask(residents.update, self._zeroed(), options)
+            self._mirror.ask(adopted.update, self._zeroed(), options)
 
     def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         with self._mirror.lock:
-            states = self._mirror.ask(residents.fetch_states)
+            states = self._mirror.ask(adopted.fetch_states)
         for parameter, state in zip(self._module.parameters(), states, strict=True):
             if state:
                 optimizer.state[parameter] = state
@@ -87,7 +87,7 @@ class Resident:
     def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
         with self._mirror.lock:
             states = [dict(optimizer.state.get(each, {})) for each in self._module.parameters()]
-            self._mirror.ask(residents.put_states, states)
+            self._mirror.ask(adopted.put_states, states)
 
     def before_zeroing(self) -> None:
         raise UsageError(
@@ -99,7 +99,7 @@ class Resident:
 
     def _values(self) -> list[torch.Tensor]:
         with self._mirror.lock:
-            values: list[torch.Tensor] = self._mirror.ask(residents.fetch_values)
+            values: list[torch.Tensor] = self._mirror.ask(adopted.fetch_values)
         return values
 
     def _shrink(self) -> None:
@@ -118,7 +118,7 @@ class Resident:
 
     def _after_load(self) -> None:
         with self._mirror.lock:
-            self._mirror.ask(residents.put_values, [each.detach() for each in self._module.parameters()])
+            self._mirror.ask(adopted.put_values, [each.detach() for each in self._module.parameters()])
         self._shrink()
 
 

@@ -22,7 +22,7 @@ from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.secret import check_address
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
-from paceline.ingraph import copies, residents
+from paceline.ingraph import adopted, copies
 from paceline.ingraph.calls import Calls
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.master import Master
@@ -42,7 +42,7 @@ from paceline.transport.tls import check_keys
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 
-assert copies.tower and residents.update  # every server has what towers and placed modules call
+assert copies.tower and adopted.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
 LOOK_S = 1.0  # how often join() looks up; a signal is seen between two waits, on every system
 TAIL_BYTES = 4096

@@ -69,10 +69,10 @@ def towers(
     >>> both.step(lambda model, x, y: mse_loss(model(x), y), both.split(batch)).shape
     torch.Size([])
     """
-    return Towers(model, optimizer, devices, Options(variables=variables, mode=mode, ema=ema), build)
+    return Towers(model, optimizer, devices, TowerOptions(variables=variables, mode=mode, ema=ema), build)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class TowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How towers work together."""
 
     variables: str = "/cpu:0"
@@ -88,7 +88,7 @@ class Towers:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         devices: Sequence[str],
-        options: Options,
+        options: TowerOptions,
         build: Callable[..., nn.Module] | None,
     ) -> None:
         parsed = _checked(devices, options)
@@ -289,7 +289,7 @@ def _put(done: "queue.SimpleQueue[Done]", number: int, base: int, told: "Future[
     done.put((number, base, told))
 
 
-def _checked(devices: Sequence[str], options: Options) -> list[Device]:
+def _checked(devices: Sequence[str], options: TowerOptions) -> list[Device]:
     if isinstance(devices, str) or not devices:
         raise UsageError('towers needs a list of devices, such as ["/gpu:0", "/gpu:1"].')
     if options.mode not in (SYNC, ASYNC):

@@ -1,7 +1,7 @@
 """WHAT does a task do with parameters that are nowhere else? It adds up their gradients and steps their optimizer.
 
-These are ops, called by ingraph/resident; ingraph/copies has the copies. An optimizer is torch's own, by name and
-numbers, as on a ps. Must never let go of values unless it is asked for them, or the connection ends.
+These are ops, called by ingraph/resident and ingraph/elsewhere; ingraph/copies has the copies. An optimizer is torch's
+own, by name and numbers, as on a ps. Must never let go of values unless it is asked for them, or the connection ends.
 """
 
 from typing import Any
@@ -14,11 +14,12 @@ from paceline.ingraph.op import op
 from paceline.worker.torch_layout import SUPPORTED
 
 OPTIMIZERS = {kind.__name__: kind for kind in SUPPORTED}
-Options = dict[str, Any]
+Group = dict[str, Any]  # options of one of the optimizer's groups, by name
+Slots = dict[str, Any]  # what it remembers of one parameter
 
 
 @op
-def adopt(news: News, kind: str, groups: list[tuple[list[int], Options]]) -> None:
+def adopt(news: News, kind: str, groups: list[tuple[list[int], Group]]) -> None:
     """The values of these news are this copy's own from now on; `groups` are (numbers of parameters, options)."""
     copy = current(news)
     if kind not in OPTIMIZERS:
@@ -58,7 +59,7 @@ def scale(number: int, factor: Any) -> None:
 
 
 @op
-def update(zeroed: list[int], options: list[Options]) -> None:
+def update(zeroed: list[int], options: list[Group]) -> None:
     """One step of the optimizer, with the options as they are now."""
     copy = held()
     zero(copy, zeroed)
@@ -83,7 +84,7 @@ def put_values(values: list[Any]) -> None:
 
 
 @op
-def fetch_states() -> list[Options]:
+def fetch_states() -> list[Slots]:
     """What the optimizer remembers of each parameter."""
     copy = held()
     states = optimizer_of(copy).state
@@ -91,7 +92,7 @@ def fetch_states() -> list[Options]:
 
 
 @op
-def put_states(given: list[Options]) -> None:
+def put_states(given: list[Slots]) -> None:
     """What the optimizer shall remember of each parameter."""
     copy = held()
     states = optimizer_of(copy).state
@@ -120,6 +121,6 @@ def optimizer_of(copy: Copy) -> torch.optim.Optimizer:
     return copy.optimizer
 
 
-def tupled(options: Options) -> Options:
+def tupled(options: Group) -> Group:
     """Options as torch wants them: what has travelled as a list was a tuple."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

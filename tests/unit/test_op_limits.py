@@ -16,7 +16,7 @@ import paceline
 from paceline.cluster.discovery import discover_as
 from paceline.cluster.spec import Task
 from paceline.errors import ConnectionLost, PacelineError, Refused, StepAborted, UsageError, WaitTimeout
-from paceline.ingraph import master, parts, values
+from paceline.ingraph import master, parts, together, values
 from paceline.ingraph.graph import Graph
 from paceline.ingraph.server import Server
 from paceline.ingraph.session import Session
@@ -151,7 +151,7 @@ def test_a_client_that_dies_in_a_step_leaves_neither_step_nor_session(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "LOOK_S", 0.05)
-    monkeypatch.setattr(master, "LOOK_S", 0.05)
+    monkeypatch.setattr(together, "LOOK_S", 0.05)
     monkeypatch.setattr(master, "KEEP_S", 0.05)
     serving.start(0, 1)
     began.clear()

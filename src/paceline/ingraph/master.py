@@ -5,8 +5,6 @@ Its verbs are called by ingraph/session, from this process or another. The way o
 1. decide, purely, what runs where (ingraph/partition); a refusal comes before anything runs,
 2. give every task its parts, all at the same time, this task too,
 3. wait for all; when one fails, or its task dies, abort the others, and tell the first cause.
-
-Must never wait for an op after the step has failed: nobody can end one that runs.
 """
 
 import itertools
@@ -22,17 +20,16 @@ import msgspec
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Task
-from paceline.errors import PacelineError, ProtocolError, StepAborted, UsageError, WaitTimeout
+from paceline.errors import PacelineError, ProtocolError, UsageError
 from paceline.ingraph.neighbours import Neighbours, caller, still_wanted
 from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
 from paceline.ingraph.raised import text_of
+from paceline.ingraph.together import Awaited, together
 from paceline.transport.base import Stream
 from paceline.worker import torch_devices
 
-LOOK_S = 1.0  # how often a step looks whether its client is still there
 KEEP_S = 60.0  # for a client whose last connection has ended, and who may come back
-GRACE_S = 5.0  # after an error: an op that takes longer is left to itself, and its value to nobody
 MAX_SESSIONS = 256  # the one that was used longest ago is forgotten
 
 
@@ -62,27 +59,6 @@ class Offer(msgspec.Struct, frozen=True):
 
     gpus: list[str]  # by name, as tables show them
     is_soft: bool = True
-
-
-class Awaited(msgspec.Struct, frozen=True):
-    """How long a step is waited for: as long as `is_wanted`, and until `timeout_s` (0: for ever)."""
-
-    is_wanted: Callable[[], bool] = lambda: True
-    timeout_s: float = 0.0
-
-    def look_s(self, passed_s: float) -> float:
-        """How long to wait until it is to be asked again."""
-        return min(LOOK_S, max(0.0, self.timeout_s - passed_s)) if self.timeout_s else LOOK_S
-
-    def over(self, passed_s: float, missing: Sequence[Task]) -> PacelineError | None:
-        """Why nobody waits any longer."""
-        if not self.is_wanted():
-            return StepAborted("the client went away")
-        if self.timeout_s and passed_s >= self.timeout_s:
-            names, has = ", ".join(task.device for task in missing), "have" if len(missing) > 1 else "has"
-            told = f"gave up after {self.timeout_s:g} s (operation_timeout_in_ms)"
-            return WaitTimeout(f"{told}: {names} {has} not ended its part of the step")
-        return None
 
 
 class _Session:
@@ -222,7 +198,7 @@ class Master:
         """Every task is asked what it has; the waiting lines are those of the missing ones. A ps has nothing."""
         own = self._neighbours.task
         others = [task for task in self._neighbours.serving_tasks if task != own]
-        offers = _together({task: self._meeting(task) for task in others}, lambda error: None, Awaited(still_wanted()))
+        offers = together({task: self._meeting(task) for task in others}, lambda error: None, Awaited(still_wanted()))
         self._offers = {**offers, own: self._offer()}
 
     def _meeting(self, task: Task) -> Callable[[], Offer]:
@@ -312,7 +288,7 @@ class Master:
                 else:
                     threading.Thread(target=self._abort_at, args=(task, step, text_of(error)), daemon=True).start()
 
-        return _together({task: running(task, works) for task, works in by_task.items()}, give_up, awaited)
+        return together({task: running(task, works) for task, works in by_task.items()}, give_up, awaited)
 
     def _abort_at(self, task: Task, step: str, reason: str) -> None:
         """As far as it can be told: a task that is gone waits for nothing."""
@@ -331,46 +307,3 @@ def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) ->
         sends={key: [str(device) for device in devices] for key, devices in part.sends.items()},
         fetches=part.fetches,
     )
-
-
-def _together(
-    actions: Mapping[Task, Callable[[], Any]], on_error: Callable[[BaseException], None], awaited: Awaited
-) -> dict[Task, Any]:
-    """All at the same time. The first error is told to `on_error` at once; when the others have ended too, or GRACE_S
-    later, the first one that is a cause is raised. What nobody waits for any longer is given up in the same way, but
-    at once: no cause is to come."""
-    began_s = time.monotonic()
-    results: dict[Task, Any] = {}
-    errors: list[BaseException] = []
-    changed = threading.Condition()
-
-    def act(task: Task, action: Callable[[], Any]) -> None:
-        try:
-            result = action()
-        except BaseException as error:  # whatever it is, somebody waits
-            with changed:
-                errors.append(error)
-                is_first = len(errors) == 1
-                changed.notify()
-            if is_first:
-                on_error(error)
-        else:
-            with changed:
-                results[task] = result
-                changed.notify()
-
-    for task, action in actions.items():
-        threading.Thread(target=act, args=(task, action), name=f"step {task}", daemon=True).start()
-    with changed:
-        given_up = None
-        while not errors and len(results) < len(actions) and given_up is None:
-            if not changed.wait(awaited.look_s(time.monotonic() - began_s)):
-                missing = [task for task in actions if task not in results]
-                given_up = awaited.over(time.monotonic() - began_s, missing)
-        if errors:
-            changed.wait_for(lambda: len(errors) + len(results) == len(actions), GRACE_S)
-            raise next((each for each in errors if not isinstance(each, StepAborted)), errors[0])
-    if given_up is not None:
-        on_error(given_up)
-        raise given_up
-    return results

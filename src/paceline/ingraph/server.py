@@ -6,7 +6,6 @@ else gets past transport/reception.
 """
 
 import atexit
-import errno
 import os
 import signal
 import threading
@@ -18,8 +17,8 @@ from typing import Any
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover, discover_as
+from paceline.cluster.listening import listen
 from paceline.cluster.pinning import GpuUse, beside
-from paceline.cluster.secret import check_address
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
 from paceline.ingraph import adopted, copies
@@ -29,16 +28,13 @@ from paceline.ingraph.master import Master
 from paceline.ingraph.neighbours import Neighbours, become, leave, remote_to, say
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import ALIVE, STOP
-from paceline.params.arena import has_shared_memory
 from paceline.telemetry import lines
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER, WorkerReport
 from paceline.telemetry.sink import append
 from paceline.transport import held
-from paceline.transport.base import split
 from paceline.transport.reception import Reception
-from paceline.transport.security import Role, keys_dir_of
-from paceline.transport.tls import check_keys
+from paceline.transport.security import Role
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 
@@ -226,31 +222,14 @@ def _assignment(
 
 
 def _listen(reception: Reception, assignment: Assignment) -> None:
-    address, task = assignment.cluster.address(assignment.task), assignment.task
-    host, port = split(address)
-    secret, is_insecure = assignment.secret, assignment.settings.insecure
-    check_address(secret, host, is_insecure)
-    if (keys_dir := keys_dir_of(secret)) is not None:
-        check_keys(keys_dir)
+    address, lane = assignment.cluster.address(assignment.task), assignment.settings.lane
     held.let_go(address)
     try:
-        reception.listen(address, _lanes(assignment.settings.lane))
-    except OSError as error:
+        listen(assignment, reception.listen, "auto" if lane == "inproc" else lane, say)
+    except UsageError:
         reception.shut()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"Port {port} of {task} ({address}) is in use; end what listens there.") from error
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise UsageError(f"{task} cannot listen at {address}: {error.strerror or error}.") from error
-        check_address(secret, "0.0.0.0", is_insecure)
-        reception.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
-        say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
+        raise
     say(lines.started_line(address))
-
-
-def _lanes(lane: str) -> list[str]:
-    """Shared memory's socket carries calls of this host: it costs less than tcp and strangers do not reach it."""
-    wanted = ["tcp"] if lane == "tcp" else ["shm", "tcp"]
-    return [name for name in wanted if name != "shm" or has_shared_memory()]
 
 
 @contextmanager

@@ -8,8 +8,7 @@ import socket
 import sys
 from collections.abc import Iterable
 
-import psutil
-
+from paceline.cluster.listening import by_whom
 from paceline.cluster.spec import split_address
 from paceline.errors import UsageError
 
@@ -80,14 +79,3 @@ def _refusal(address: str, port: int, error: OSError) -> str:
             "start that one there with `paceline serve`."
         )
     return f"No task can listen at {address}: {error.strerror}."
-
-
-def by_whom(port: int) -> str:
-    """The process that listens at a port, where the system lets us see it."""
-    try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    except psutil.Error:
-        pass
-    return ""

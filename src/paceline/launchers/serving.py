@@ -3,7 +3,6 @@
 Called by launchers/task and launchers/threads. Decides nothing about training.
 """
 
-import errno
 import signal
 import time
 from collections.abc import Callable
@@ -11,14 +10,12 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.cluster.discovery import Assignment
-from paceline.cluster.secret import check_address
-from paceline.errors import ProtocolError, UsageError
+from paceline.cluster.listening import listen
+from paceline.errors import ProtocolError
 from paceline.launchers import chaos, descriptors, keeper
 from paceline.launchers.notice import RELEASE
-from paceline.launchers.ports import by_whom
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
-from paceline.params.arena import has_shared_memory
 from paceline.server.core import PsConfig
 from paceline.server.memory import Memory
 from paceline.server.service import Service
@@ -27,9 +24,6 @@ from paceline.telemetry import lines, read, summary
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
-from paceline.transport.base import split
-from paceline.transport.security import keys_dir_of
-from paceline.transport.tls import check_keys
 
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
@@ -130,27 +124,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
 
 
 def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> None:
-    lane = assignment.settings.lane
-    # shm first: a worker that finds tcp alone open would stay on it.
-    lanes = {"auto": ["shm", "tcp"], "shm": ["shm", "tcp"]}.get(lane, [lane])
-    if not has_shared_memory() and "shm" in lanes:
-        lanes.remove("shm")
-    address = assignment.cluster.address(assignment.task)
-    secret, is_insecure = assignment.secret, assignment.settings.insecure
-    check_address(secret, split(address)[0], is_insecure)
-    if (keys_dir := keys_dir_of(secret)) is not None:
-        check_keys(keys_dir)
-    if is_insecure and assignment.source != "launcher":  # which has said so itself
+    if assignment.settings.insecure and assignment.source != "launcher":  # which has said so itself
         say(lines.INSECURE_LINE)
-    try:
-        service.listen(address, lanes)
-    except OSError as error:
-        port = split(address)[1]
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} of {assignment.task} ({address}) is in use{by_whom(port)}") from error
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise UsageError(f"{assignment.task} cannot listen at {address}: {error.strerror or error}") from error
-        check_address(secret, "0.0.0.0", is_insecure)
-        service.listen(f"0.0.0.0:{port}", ["tcp"])  # behind NAT or in a container: every interface, secret as ever
-        say(f"{address} is no address of this host: listening at 0.0.0.0:{port}")
-    say(lines.started_line(address))
+    listen(assignment, service.listen, assignment.settings.lane, say)
+    say(lines.started_line(assignment.cluster.address(assignment.task)))

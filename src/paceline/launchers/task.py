@@ -15,13 +15,13 @@ from contextlib import contextmanager
 import msgspec
 
 from paceline.cluster.discovery import Assignment, discover
+from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
 from paceline.launchers.entry import THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
-from paceline.launchers.ports import by_whom
 from paceline.telemetry import lines
 from paceline.transport import held
 from paceline.transport.base import split

@@ -1,7 +1,6 @@
 """WHAT holds on a real card? ps and two workers share one NVIDIA GPU: each check starts `paceline run` as a user does.
 
-`python tests/gpu/one_card.py` runs all of them and prints a line each; tests/gpu/test_one_card.py is the same for
-pytest. Needs one card, and nothing but what paceline itself needs.
+Run by tests/gpu/on_card.py.
 """
 
 import json
@@ -9,10 +8,9 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from on_card import Check, main
 
 PROGRAM = Path(__file__).parent / "programs" / "share.py"
 TIMEOUT_S = 120.0
@@ -88,6 +86,8 @@ def check_virtual(folder: Path) -> str:
     assert ran.devices == ["/gpu:0 (virtual)", "/gpu:1 (virtual)"] and ran.summary["virtual_gpus"] == 2
     assert "worker:1 on /gpu:1 (virtual)" in ran.output and "GPUs are virtual" in ran.output, ran.output
     assert "device:GPU:1 -> device: 0, name: " in ran.logs["worker-0"], ran.logs["worker-0"]
+    tasks = json.loads((folder / "cluster.json").read_text())["tasks"]
+    assert tasks["worker:1"]["device"] == "/job:worker/replica:0/task:1/device:GPU:1 (virtual)", tasks
     return "/gpu:0 and /gpu:1 on one card"
 
 
@@ -118,7 +118,7 @@ def check_script(folder: Path) -> str:
     return "the script's own set counts"
 
 
-CHECKS: dict[str, Callable[[Path], str]] = {
+CHECKS: dict[str, Check] = {
     "growth": check_growth,
     "fraction": check_fraction,
     "limit": check_limit,
@@ -128,19 +128,5 @@ CHECKS: dict[str, Callable[[Path], str]] = {
 }
 
 
-def main() -> int:
-    """All checks, a line each; 1 when one of them fails."""
-    failed = 0
-    for name, check in CHECKS.items():
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                said = f"ok      {check(Path(folder) / 'run')}"
-            except AssertionError as error:
-                failed, said = 1, f"FAILED  {error}"
-        print(f"{name:9} {time.monotonic() - began:5.1f} s  {said}", flush=True)
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(CHECKS))

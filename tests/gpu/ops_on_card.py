@@ -1,24 +1,19 @@
 """WHAT holds for ops, graphs and tf1 on a real card? Where nodes run, where tensors lie, and document 001's sum.
 
-`PYTHONPATH=src python tests/gpu/ops_on_card.py` runs all and prints a line each; tests/gpu/test_ops_on_card.py is
-the same for pytest. Needs one card, and nothing but what paceline itself needs.
+Run by tests/gpu/on_card.py.
 """
 
 import contextlib
 import io
-import os
 import sys
-import tempfile
-from collections.abc import Callable
 
 import torch
+from on_card import in_this_process, main
 
 import paceline
 import paceline.tf1 as tf
-from paceline.cluster.pinning import GpuUse
 from paceline.ingraph.session import Session
 from paceline.transport import held
-from paceline.worker import torch_devices
 
 
 @paceline.op
@@ -82,31 +77,18 @@ def check_document_001() -> str:
         assert session.run(total).tolist() == [[44.0, 56.0], [98.0, 128.0]]
     lines = said.getvalue().splitlines()
     assert lines[0] == "Device mapping:" and "device:GPU:0 -> device: 0, name: " in lines[1], lines
-    assert "MatMul_1: (MatMul): /job:localhost/replica:0/task:0/device:GPU:1" in lines, lines
+    assert "MatMul_1: (MatMul): /job:localhost/replica:0/task:0/device:GPU:1 (virtual)" in lines, lines
     assert "AddN: (AddN): /job:localhost/replica:0/task:0/device:CPU:0" in lines, lines
     return "[[44, 56], [98, 128]], its placements and the device mapping"
 
 
-CHECKS: dict[str, Callable[[], str]] = {
-    "scope": check_scope,
-    "far scope": check_far_scope,
-    "session": check_session,
-    "document 001": check_document_001,
+CHECKS = {
+    "scope": in_this_process(check_scope),
+    "far scope": in_this_process(check_far_scope),
+    "session": in_this_process(check_session),
+    "document 001": in_this_process(check_document_001),
 }
 
 
-def run(name: str) -> str:
-    torch_devices.configure(GpuUse(virtual=2))
-    with tempfile.TemporaryDirectory() as config:
-        os.environ["XDG_CONFIG_HOME"] = config  # a secret of this check's own
-        return CHECKS[name]()
-
-
-def main() -> None:
-    for name in CHECKS:
-        print(f"{name}: {run(name)}", flush=True)
-
-
 if __name__ == "__main__":
-    sys.argv = [sys.argv[0], "--virtual-gpus=2"]
-    main()
+    sys.exit(main(CHECKS))

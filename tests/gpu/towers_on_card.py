@@ -1,25 +1,24 @@
 """WHAT holds for towers and placed modules on a real card? Each check compares with plain PyTorch on the same card.
 
-`PYTHONPATH=src python tests/gpu/towers_on_card.py` runs all of them and prints a line each;
-tests/gpu/test_towers_on_card.py is the same for pytest. Needs one card, and nothing but what paceline itself needs.
+Run by tests/gpu/on_card.py. Bit for bit where the same kernels see the same numbers in the same order; to the rounding
+where an optimizer's step is made once by the CPU and once by the card.
 """
 
 import copy
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from on_card import in_this_process, main
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.cluster.pinning import GpuUse
+from paceline.errors import UsageError
+from paceline.ingraph.draws import turn_of
 from paceline.transport import held
-from paceline.worker import torch_devices
 
 CARD = torch.device("cuda", 0)
 STEPS = 5
@@ -29,6 +28,11 @@ VIRTUAL = ("/gpu:0", "/gpu:1")
 @paceline.op
 def loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return cross_entropy(model(images), labels)
+
+
+@paceline.op
+def ones() -> torch.Tensor:
+    return torch.ones(2)
 
 
 def model_of() -> nn.Sequential:
@@ -78,10 +82,10 @@ def same(want: nn.Module, got: nn.Module) -> None:
 
 
 @contextmanager
-def worker() -> Iterator[None]:
+def worker(config: paceline.ConfigProto | None = None) -> Iterator[None]:
     """A task worker:0 in this process, which is itself only a client."""
     address = f"localhost:{held.free_port('localhost')}"
-    server = paceline.Server({"worker": [address]}, "worker", 0)
+    server = paceline.Server({"worker": [address]}, "worker", 0, config=config)
     try:
         with paceline.connect({"worker": [address]}):
             yield
@@ -108,40 +112,84 @@ def check_async() -> str:
 
 
 def check_far_towers() -> str:
+    devices = ["/job:worker/task:0/gpu:0", "/gpu:1"]
     with worker():
-        same(reference(2, torch.device("cpu")), trained(["/job:worker/task:0/gpu:0", "/gpu:1"]))
-    return "/job:worker/task:0/gpu:0 and /gpu:1"
+        model = model_of()
+        with paceline.towers(model, sgd(model), devices) as towers:
+            assert all(name.endswith("(virtual)") for name in towers.devices), towers.devices
+        same(reference(2, torch.device("cpu")), trained(devices))
+    return "/job:worker/task:0/gpu:0 and /gpu:1, marked as virtual: the bits of plain PyTorch"
 
 
-def part_reference() -> tuple[nn.Module, list[float]]:
-    model = model_of()
-    model[2].to(CARD)
-    optimizer, losses = sgd(model), []
-    for step in range(STEPS):
-        images, labels = batch(0, step)
-        optimizer.zero_grad()
-        value = cross_entropy(model[2](model[1](model[0](images)).to(CARD)).cpu(), labels)
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
-    return model, losses
+def check_dropout() -> str:
+    """What a far tower draws depends on the seed alone, and the card's generator is as before."""
+
+    def run() -> tuple[list[float], nn.Module]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(64, 128), nn.Dropout(0.5), nn.Linear(128, 10))
+        with paceline.towers(model, sgd(model), ["/job:worker/task:0/gpu:0"]) as towers:
+            before = generator.get_state()
+            told = [towers.step(loss, [batch(0, 0)]).item() for _ in range(STEPS)]
+            assert torch.equal(before, generator.get_state()), "the card's generator was left changed"
+        return told, model
+
+    torch.zeros(1, device=CARD)  # CUDA has started
+    generator = turn_of(CARD).generator
+    with worker():
+        first, one = run()
+        torch.rand(7, device=CARD)
+        second, two = run()
+    same(one, two)
+    assert first == second and len(set(first)) == STEPS, (first, second)
+    return "twice the same draws on the card, whose own generator is as before"
 
 
-def placed(device: str, has_own_optimizer: bool = False) -> tuple[nn.Module, list[float]]:
-    model = model_of()
-    own = [sgd(model[2])] if has_own_optimizer else []
-    paceline.place(model[2], device, *own)
-    optimizers, losses = [sgd(model[:2]), *own] if own else [sgd(model)], []
+def looped(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], max_norm: float | None) -> list[float]:
+    """The loss of each step, and before it the norm if gradients are clipped."""
+    told = []
     for step in range(STEPS):
         images, labels = batch(0, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
         value = cross_entropy(model(images), labels)
         value.backward()
+        if max_norm is not None:
+            told.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
         for optimizer in optimizers:
             optimizer.step()
-        losses.append(value.item())
-    return model, losses
+        told.append(value.item())
+    return told
+
+
+class ByHand(nn.Module):
+    """The third layer on the card, the tensors moved by hand."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.inner = model
+        model[2].to(CARD)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.inner[2](self.inner[:2](images).to(CARD)).cpu()
+
+
+def part_reference(max_norm: float | None = None) -> tuple[nn.Module, list[float]]:
+    model = model_of()
+    by_hand = ByHand(model)
+    return model, looped(by_hand, [sgd(model)], max_norm)
+
+
+def placed(
+    device: str, has_own_optimizer: bool = False, max_norm: float | None = None
+) -> tuple[nn.Module, list[float]]:
+    model = model_of()
+    own = [sgd(model[2])] if has_own_optimizer else []
+    paceline.place(model[2], device, *own)
+    return model, looped(model, [sgd(model[:2]), *own] if own else [sgd(model)], max_norm)
+
+
+def near(wanted: Sequence[float], got: Sequence[float]) -> None:
+    assert all(abs(a - b) < 1e-4 for a, b in zip(wanted, got, strict=True)), (wanted, got)
 
 
 def check_place() -> str:
@@ -153,37 +201,61 @@ def check_place() -> str:
 
 
 def check_place_far() -> str:
-    """The optimizer's arithmetic is the CPU's in one case and the card's in the other: equal to the rounding."""
     _, wanted = part_reference()
     with worker():
         for own in (False, True):
-            _, losses = placed("/job:worker/task:0/gpu:0", own)
-            assert all(abs(a - b) < 1e-5 for a, b in zip(wanted, losses, strict=True)), (own, wanted, losses)
+            near(wanted, placed("/job:worker/task:0/gpu:0", own)[1])
     return "a part on /job:worker/task:0/gpu:0, its parameters here and there"
 
 
-CHECKS: dict[str, Callable[[], str]] = {
-    "virtual": check_virtual,
-    "variables on the card": check_variables_on_the_card,
-    "async": check_async,
-    "far towers": check_far_towers,
-    "place": check_place,
-    "place far": check_place_far,
+def check_clipping() -> str:
+    _, wanted = part_reference(max_norm=0.5)
+    assert all(norm > 0.5 for norm in wanted[::2]), wanted
+    with worker():
+        near(wanted, placed("/job:worker/task:0/gpu:0", has_own_optimizer=True, max_norm=0.5)[1])
+    return "clip_grad_norm_ over parameters here and on the card"
+
+
+def check_config() -> str:
+    """The last one: it takes memory."""
+    config = paceline.ConfigProto(allow_soft_placement=False)
+    config.gpu_options.allow_growth = False
+    config.gpu_options.per_process_gpu_memory_fraction = 0.2
+    total = torch.cuda.get_device_properties(CARD).total_memory
+    torch.cuda.empty_cache()
+    with worker(config):
+        reserved = torch.cuda.memory_reserved(CARD) / total
+        assert 0.18 < reserved < 0.21, reserved
+        try:
+            torch.empty(int(0.25 * total), dtype=torch.uint8, device=CARD)
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("more than the fraction was to be had")
+        try:
+            with paceline.device("/job:worker/task:0/gpu:7"):
+                ones()
+        except UsageError as refused:
+            assert "no /gpu:7 here" in str(refused), refused
+        else:
+            raise AssertionError("a missing GPU was replaced")
+    torch.cuda.set_per_process_memory_fraction(1.0, CARD)
+    torch.cuda.empty_cache()
+    return f"a server's ConfigProto: {reserved:.3f} of the card at once, no more, and no CPU instead of /gpu:7"
+
+
+CHECKS = {
+    "virtual": in_this_process(check_virtual),
+    "variables on the card": in_this_process(check_variables_on_the_card),
+    "async": in_this_process(check_async),
+    "far towers": in_this_process(check_far_towers),
+    "dropout": in_this_process(check_dropout),
+    "place": in_this_process(check_place),
+    "place far": in_this_process(check_place_far),
+    "clipping": in_this_process(check_clipping),
+    "config": in_this_process(check_config),
 }
 
 
-def run(name: str) -> str:
-    torch_devices.configure(GpuUse(virtual=2))
-    with tempfile.TemporaryDirectory() as config:
-        os.environ["XDG_CONFIG_HOME"] = config  # a secret of this check's own
-        return CHECKS[name]()
-
-
-def main() -> None:
-    for name in CHECKS:
-        print(f"{name}: {run(name)}", flush=True)
-
-
 if __name__ == "__main__":
-    sys.argv = sys.argv[:1]
-    main()
+    sys.exit(main(CHECKS))

@@ -1,7 +1,10 @@
 """HOW slow is a worker that is slowed on purpose? Exactly as --slow says, and only in its own time."""
 
 import pytest
+import torch
+from torch import nn
 
+import paceline
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
@@ -107,3 +110,22 @@ def test_each_worker_finds_its_own_factor() -> None:
 def test_what_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--slow is .*; write it as worker:1=5x"):
         parse(text)
+
+
+@pytest.mark.parametrize(("mode", "waits"), [("async", False), ("sync", True), ("bounded", True)])
+def test_only_modes_that_wait_for_others_leave_time_out(
+    mode: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(Slowness, "waited", lambda self, seconds: waited.append(seconds))
+
+    def train(ctx: paceline.Context) -> None:
+        model = nn.Linear(4, 2)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+    paceline.launch(train, workers=1, mode=mode, slow="worker:0=2x")
+    assert bool(waited) is waits

@@ -48,6 +48,16 @@ class ModeSpec(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(said)
 
     @property
+    def has_rounds(self) -> bool:
+        """Whether an update is made of several workers' gradients."""
+        return self.name == "sync" or (self.name == "local" and self.outer == "sync")
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether an answer may have to wait for another worker's push."""
+        return self.has_rounds or self.name == "bounded"
+
+    @property
     def tokens(self) -> int:
         """How many gradients one worker may put into one round, where K is reached by some."""
         if self.extra_tokens is not None:
@@ -98,15 +108,14 @@ def check(spec: ModeSpec, num_workers: int) -> None:
 
 def _check_rounds(spec: ModeSpec, num_workers: int) -> None:
     count, extra = spec.replicas_to_aggregate, spec.extra_tokens
-    has_rounds = spec.name == "sync" or (spec.name == "local" and spec.outer == "sync")
     for flag, value in (
         ("replicas-to-aggregate", count),
         ("extra-tokens", extra),
         ("grace-ms", spec.grace_ms or spec.grace_share or None),
     ):
-        if value is not None and not has_rounds:
+        if value is not None and not spec.has_rounds:
             raise UsageError(f"--{flag} only makes sense with --mode sync (or local with --outer sync), not {spec}.")
-    if spec.staleness_scale and has_rounds:
+    if spec.staleness_scale and spec.has_rounds:
         raise UsageError(
             f"--staleness-scale is for async, bounded and local with --outer async: in {spec.name} none is stale."
         )

@@ -1,8 +1,9 @@
 """HOW does a worker become slower than it is? By an honest sleep in every step, as long as `--slow` says.
 
 Made for one worker, for studies of stragglers; called once a step by the thread that trains.
-Must never count time in which the worker waited for others: a machine that is five times slower computes
-five times as long, and waits as long as it must.
+Must never count time in which the worker waited for others: a machine that is five times slower computes, sends
+and receives five times as long, and waits as long as it must. In async nobody is waited for: it makes a fifth of
+the steps.
 """
 
 import time
@@ -47,7 +48,7 @@ class Slowness:
         self._since_s, self._waited_s = self._clock(), 0.0
 
     def waited(self, seconds: float) -> None:
-        """So long this worker has just waited for a ps."""
+        """So long this worker has just waited for others."""
         self._waited_s += seconds
 
     def hold_back(self) -> None:

@@ -239,7 +239,7 @@ class Trainee:
         taken = self.client.take()
         self._outgoing.forget()
         self.mirror()
-        if self.slowness is not None:
+        if self.slowness is not None and self.client.dial.spec.waits_for_others:
             self.slowness.waited(time.perf_counter() - began)
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome

@@ -1,16 +1,24 @@
 """DO the programs of documents 001 and 004 run as printed there? Only the import and the ports are others.
 
-The blocks lie verbatim in tests/documents. What a program prints is compared with what the document says it prints,
-after masking what cannot be the same: ports, session ids, times, names of GPUs, and the few words that are ours.
+The blocks lie verbatim in tests/documents, with the checksums of the documents' own. Every line that a program prints
+is compared with what the document says it prints. Masked is what cannot be the same: ports, session ids, seconds and
+the names of cards. The few words that are ours are translated; a device is compared in its canonical form, a matrix as
+such.
 """
 
+import hashlib
 import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from processes import Process, Processes
 
+from paceline.cluster.devices import Device
+from paceline.cluster.pinning import GpuUse
+from paceline.cluster.pinning import GpuUse
 from paceline.launchers.ports import Reserved
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,21 +34,21 @@ WORDS = {  # the document's : ours
 }
 MASKS = [
     (r"localhost:\d+", "localhost:PORT"),
-    (r"session [0-9a-f]{16} with config:.*", "session ID with config:"),
-    (r" \(\d+ s\)$", ""),
-    (r"/(device:[CG]PU:\d+|[cg]pu:\d+)", "/DEVICE"),
-    (r"^(\w+): \(\w+\): /job", r"\1: /job"),
-    (r"\[\s+", "["),
-    (r"\s+", " "),
-    (r"(\d)\.(?!\d)", r"\1"),
+    (r"^Start master session [0-9a-f]{16} ", "Start master session ID "),
+    (r"^(Still waiting .*) \(\d+ s\)$", r"\1"),
 ]
+BLOCK = re.compile(r"^## ([^\n]*)\n\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACED = re.compile(r"^(\w+): (?:\((\w+)\): )?(/job:\S+)$")  # document 001 leaves the kind out, 004 does not
+WAITING = "Still waiting for response from worker: /job:local/replica:0/task:1"
+STARTED = "Start master session ID with config: log_device_placement: true"  # what document 004 writes as `...`
+
+
+def blocks(document: str) -> dict[str, str]:
+    return dict(BLOCK.findall((DOCUMENTS / f"document_{document}.md").read_text()))
 
 
 def block(document: str, name: str) -> str:
-    text = (DOCUMENTS / f"document_{document}.md").read_text()
-    found = re.search(rf"^## {re.escape(name)}\n\n```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert found, f"document {document} has no block {name!r}"
-    return found.group(1)
+    return blocks(document)[name]
 
 
 def masked(line: str) -> str:
@@ -48,13 +56,33 @@ def masked(line: str) -> str:
         line = line.replace(theirs, ours)
     for pattern, instead in MASKS:
         line = re.sub(pattern, instead, line)
-    return line.strip()
+    return PLACED.sub(lambda found: f"{found[1]}: ({found[2] or '?'}): {Device.parse(found[3])}", line.rstrip())
+
+
+def without_cards(text: str) -> str:
+    """Without the list of this machine's cards, or that machine's."""
+    return re.sub(r"^Device mapping:[^\n]*\n(/job:\S+ -> [^\n]*\n(id: \S+\n)?)*", "", text, flags=re.MULTILINE)
 
 
 def lines_of(document: str, name: str) -> list[str]:
     """What the document says is printed, without the cards of that machine and what it leaves out."""
-    text = re.sub(r"^Device mapping:\n(/job:\S+ -> [^\n]*\n(id: \S+\n)?)+", "", block(document, name), flags=re.M)
+    text = without_cards(block(document, name))
     return [masked(line) for line in text.splitlines() if line.strip() not in ("", "...")]
+
+
+def said(process: Process) -> list[str]:
+    return [masked(line) for line in without_cards("\n".join([*process.lines, ""])).splitlines()]
+
+
+def places(lines: list[str]) -> dict[str, str]:
+    """Which node runs where, as the lines say."""
+    found = [line.split(": ") for line in lines if re.match(r"\w+: \([\w?]+\): /job", line)]
+    assert len({name for name, _, _ in found}) == len(found), "each is placed once"
+    return {name: device for name, _, device in found}
+
+
+def matrix(lines: list[str]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    return np.array([[float(number) for number in re.findall(r"[\d.]+", line)] for line in lines], np.float32)
 
 
 def program(document: str, name: str, folder: Path, *addresses: str) -> Path:
@@ -72,10 +100,6 @@ def changed(text: str, *addresses: str) -> str:
     return text if "import paceline" in text else f"{WORDS['import tensorflow as tf']}\n{text}"
 
 
-def said(process: Process) -> list[str]:
-    return [masked(line) for line in process.lines]
-
-
 def stop(*tasks: Process) -> None:
     """They serve for ever; one that had not come to join() yet dies of the signal."""
     for task in tasks:
@@ -85,12 +109,31 @@ def stop(*tasks: Process) -> None:
         assert task.end() in (0, -signal.SIGTERM)
 
 
+def test_the_blocks_are_the_documents_own() -> None:
+    own = dict(reversed(line.split("  ", 1)) for line in (DOCUMENTS / "blocks.sha256").read_text().splitlines())
+    ours = {
+        f"{document} {name}": hashlib.sha256(text.encode()).hexdigest()
+        for document in ("001", "004")
+        for name, text in blocks(document).items()
+    }
+    assert ours == own
+
+
 def test_placement_of_document_001(processes: Processes, tmp_path: Path) -> None:
     process = processes.start("python", program("001", "placement", tmp_path)).ends_with(0)
-    expected = lines_of("001", "what placement prints")
-    assert expected[-2:] == ["[[44 56]", "[98 128]]"] and len(expected) == 9
-    ours = [line for line in said(process) if not line.startswith(("Device mapping", "There is no", "/job:"))]
-    assert sorted(ours) == sorted(expected)
+    expected, printed = lines_of("001", "what placement prints"), said(process)
+    assert matrix(expected[-2:]).tolist() == [[44, 56], [98, 128]]
+    assert printed[-2:] == str(matrix(expected[-2:])).splitlines()
+    theirs = places(expected)
+    assert len(theirs) == 7 and set(theirs.values()) == {on(device) for device in ("GPU:2", "GPU:3", "CPU:0")}
+    missing = [on(f"GPU:{index}") for index in (2, 3) if index >= torch.cuda.device_count()]
+    replaced = [f"There is no {device}: the CPU of that task is used instead" for device in missing]
+    assert places(printed) == {name: on("CPU:0") if device in missing else device for name, device in theirs.items()}
+    assert len(printed) == len(replaced) + len(theirs) + 2 and printed[: len(replaced)] == replaced
+
+
+def on(hardware: str) -> str:
+    return f"/job:localhost/replica:0/task:0/device:{hardware}"
 
 
 @pytest.mark.slow
@@ -98,8 +141,7 @@ def test_placement_of_document_001(processes: Processes, tmp_path: Path) -> None
 def test_hello_local_of_document_004(name: str, processes: Processes, tmp_path: Path) -> None:
     path = EXAMPLES / name if name.endswith(".py") else program("004", name, tmp_path)
     process = processes.start("python", path).ends_with(0)
-    assert said(process)[:3] == lines_of("004", "what hello local prints")
-    assert said(process)[3:] == ["b'Hello, distributed tensorflow.'"]
+    assert said(process) == [*lines_of("004", "what hello local prints"), "b'Hello, distributed tensorflow.'"]
 
 
 @pytest.mark.parametrize("kind", ["block", pytest.param("example", marks=pytest.mark.slow)])
@@ -114,15 +156,17 @@ def test_hello_first_and_second_of_document_004(
         for script in scripts:
             script.write_text(changed((EXAMPLES / script.name).read_text(), *addresses))
     first = processes.start("python", scripts[0], name="first")
-    first.wait_for("Still waiting for response from worker: /job:local/replica:0/task:1")
-    waiting = lines_of("004", "what hello first prints while it waits")
-    assert said(first)[: len(waiting) - 1] == waiting[:-1]
+    first.wait_for(WAITING)
     second = processes.start("python", scripts[1], name="second")
     second.wait_for("b'Hello, distributed tensorflow 2.'")
     first.wait_for("b'Hello, distributed tensorflow.'")
-    for process, name in ((first, "what hello first prints"), (second, "what hello second prints")):
-        expected, printed = lines_of("004", name), said(process)
-        assert [line for line in printed if line in expected] == expected, f"{printed}, not {expected}"
+    waits = lines_of("004", "what hello first prints while it waits")
+    assert waits[2:] == [WAITING, WAITING] and waits[:2] == said(first)[:2]
+    printed = [line for line in said(first) if line != WAITING]
+    assert printed == [*waits[:2], STARTED, *lines_of("004", "what hello first prints")]
+    expected = lines_of("004", "what hello second prints")
+    assert expected.pop(2) == "Start master session ID with config:"
+    assert said(second) == [*expected[:2], STARTED, *expected[2:]]
     stop(first, second)
 
 
@@ -138,7 +182,8 @@ def test_hello_pinned_to_the_other_task_of_document_004(processes: Processes, po
     second.wait_for("b'Hello, distributed tensorflow 2.'")
     first.wait_for("b'Hello, distributed tensorflow.'")
     expected = lines_of("004", "what hello pinned prints")
-    assert [line for line in said(first) if line in expected] == expected
+    assert places(expected) == {"Const": "/job:local/replica:0/task:1/device:CPU:0"}
+    assert said(first)[-2:] == expected
     stop(first, second)
 
 
@@ -149,4 +194,5 @@ def test_the_config_of_document_001() -> None:
     assert names == ["log_device_placement", "allow_soft_placement", "allow_growth"]
     config = tf.ConfigProto(log_device_placement=True, allow_soft_placement=True)
     config.gpu_options.allow_growth = True
-    assert config.gpu_use().is_soft
+    use = config.gpu_use(GpuUse(is_soft=False, allow_growth=False))
+    assert use.is_soft and use.allow_growth and use.is_logged

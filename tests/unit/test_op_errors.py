@@ -108,6 +108,24 @@ def test_an_op_missing_in_this_process_is_missing_here() -> None:
 # --- two ops of one name ----------------------------------------------------------------------------------------------
 
 
+def test_two_ops_of_one_name_are_refused() -> None:
+    @paceline.op(name="test:same")
+    def one() -> None: ...
+
+    with pytest.raises(UsageError, match="Two ops have the name 'test:same'"):
+
+        @paceline.op(name="test:same")
+        def two() -> None: ...
+
+    assert op.find("test:same") is one
+
+
+@pytest.mark.parametrize("thing", [3, "x", int])
+def test_only_functions_are_ops(thing: object) -> None:
+    with pytest.raises(UsageError, match="is for functions"):
+        paceline.op(thing)  # type: ignore[call-overload]
+
+
 def scaling(factor: int) -> "op.Op[[int], int]":
     @paceline.op
     def scaled(x: int) -> int:

@@ -15,7 +15,7 @@ import paceline
 from paceline.cluster.secret import new_keys
 from paceline.cluster.spec import Task
 from paceline.errors import AuthenticationError, ConnectionLost, RemoteOpError, UsageError, WaitTimeout
-from paceline.ingraph import neighbours, op
+from paceline.ingraph import neighbours
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.server import Server
 from paceline.transport import held
@@ -252,24 +252,6 @@ began, goes_on = threading.Event(), threading.Event()
 def hangs() -> None:
     began.set()
     goes_on.wait(20)
-
-
-def test_two_ops_of_one_name_are_refused() -> None:
-    @paceline.op(name="test:same")
-    def one() -> None: ...
-
-    with pytest.raises(UsageError, match="Two ops have the name 'test:same'"):
-
-        @paceline.op(name="test:same")
-        def two() -> None: ...
-
-    assert op.find("test:same") is one
-
-
-@pytest.mark.parametrize("thing", [3, "x", int])
-def test_only_functions_are_ops(thing: object) -> None:
-    with pytest.raises(UsageError, match="is for functions"):
-        paceline.op(thing)  # type: ignore[call-overload]
 
 
 # --- who may call ---------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from processes import Process, Processes
 
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import GpuUse
-from paceline.cluster.pinning import GpuUse
 from paceline.launchers.ports import Reserved
 
 pytestmark = pytest.mark.timeout(120)

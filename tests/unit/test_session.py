@@ -364,6 +364,9 @@ def test_values_of_a_step_that_never_came_are_not_kept_for_ever(
     for number in range(10):
         serving.servers[0]._parts.deliver(f"step {number}", "/cpu:0", "x", 1)
     assert list(serving.servers[0]._parts._steps) == ["step 7", "step 8", "step 9"]
+    for number in range(10):
+        serving.servers[0]._parts.abort(f"another {number}", "its master says so")
+    assert list(serving.servers[0]._parts._steps) == ["another 7", "another 8", "another 9"]
 
 
 def test_many_steps_at_once_do_not_mix(serving: Serving) -> None:

@@ -80,11 +80,10 @@ class Parts:
 
     def deliver(self, step: str, device: str, name: str, value: Any) -> None:
         """A value for one of our devices, from another task or another device."""
-        size_bytes = values.size_bytes(value)
         known = self._step(step)
         if known is not None:
             known.deliver(device, name, value)
-            known.size_bytes += size_bytes
+            known.size_bytes += values.size_bytes(value)
             self._drop_early(step)
 
     def abort(self, step: str, reason: str) -> None:
@@ -92,6 +91,7 @@ class Parts:
         known = self._step(step)
         if known is not None:
             known.abort(reason)
+            self._drop_early(step)
 
     def run(self, step: str, works: Sequence[Work], is_wanted: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """All parts of a step on this task; the values of their fetches come back."""
@@ -152,6 +152,8 @@ class Parts:
     def _drop_early(self, newest: str) -> None:
         """The oldest of the steps that have not begun, as long as too many of them are kept, or too much for them."""
         with self._lock:
+            if newest not in self._steps or self._steps[newest].is_begun:
+                return
             early = [(name, step.size_bytes) for name, step in self._steps.items() if not step.is_begun]
             count, kept_bytes = len(early), sum(size for _, size in early)
             for name, size_bytes in early:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.datasets import mnist
+from paceline.models.mlp import document_002, summed_cross_entropy
 
 
 def arguments() -> argparse.Namespace:
@@ -27,19 +27,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--issync", type=int, choices=(0, 1), help="1: sync, 0: async; left out: as --mode says")
     parser.add_argument("--data_dir", help="a folder with MNIST; the embedded set when left out")
     return parser.parse_known_args()[0]  # the cluster's four flags are for paceline.init
-
-
-def two_layers(hidden: int) -> nn.Sequential:
-    model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
-    for layer, deviation in ((model[0], 1 / 28), (model[2], hidden**-0.5)):
-        nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-        nn.init.zeros_(layer.bias)
-    return model
-
-
-def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    likely = logits.softmax(1).gather(1, labels[:, None]).clamp(1e-10, 1.0)
-    return -likely.log().sum()
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -54,7 +41,7 @@ def main() -> None:
     digits = mnist.load(args.data_dir).tensorflow_split()
     train = TensorDataset(torch.from_numpy(digits.train_x), torch.from_numpy(digits.train_y))
 
-    model = two_layers(args.hidden_units)
+    model = document_002(args.hidden_units)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     loader = DataLoader(train, batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = ctx.prepare(model, optimizer, loader)

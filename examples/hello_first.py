@@ -1,7 +1,7 @@
 """Document 004's cluster of two tasks, the first of them. Start this, then hello_second.py in another terminal.
 
-    python examples/hello_first.py
-    python examples/hello_second.py
+    python hello_first.py
+    python hello_second.py
 
 Look at the line that says whom it waits for: a session begins when every task of the cluster is there. Both go on
 serving until Ctrl+C. To run `hello` on the other task, put it into `with tf.device("/job:local/task:1"):`.

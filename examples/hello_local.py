@@ -1,6 +1,6 @@
 """Document 004's first program: a cluster of one task, a session on it, a greeting.
 
-    python examples/hello_local.py
+    python hello_local.py
 
 Look at the three lines before the greeting: the cluster, the server's target, the master's session.
 """

@@ -1,6 +1,6 @@
 """Document 001's program: two products on two GPUs, their sum on the CPU, and a log of what went where.
 
-    python examples/placement.py
+    python placement.py
 
 Look at the lines `MatMul_1: (MatMul): /job:localhost/replica:0/task:0/device:…`. A GPU that is not there is replaced by
 the CPU, which is said once; ConfigProto(allow_soft_placement=False) refuses instead.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Document 003, on the first host: the ps and worker 0, both writing into one file.
 #
-#   sh ps_and_worker.sh ../distributed.py        and on the second host:  sh worker.sh ../distributed.py
+#   sh scripts/ps_and_worker.sh distributed.py        and on the second host:  sh scripts/worker.sh distributed.py
 #
 # The script finds the addresses in the settings.py beside it. Look at the two dates in log/1/output-0.
 

@@ -162,6 +162,15 @@ def test_async_then_sync_switches(on_threads: Run, digits: Path) -> None:
     assert told["global_step"] == 60 and [change["mode"] for change in told["modes"]] == ["sync"]
 
 
+def test_placement_says_where_every_op_ran() -> None:
+    with redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(EXAMPLES / "placement.py"), run_name="__main__")
+    said = out.getvalue()
+    assert said.endswith("[[ 44.  56.]\n [ 98. 128.]]\n") and said.startswith("Device mapping:")
+    for node, device in (("MatMul", r"\w+:\d"), ("MatMul_1", r"\w+:\d"), ("AddN", "CPU:0")):
+        assert re.search(rf"^{node}: \(\w+\): /job:localhost/replica:0/task:0/device:{device}$", said, re.M), node
+
+
 def size_of(path: Path) -> tuple[int, ...]:
     """Width and height of a PNG."""
     return struct.unpack(">II", path.read_bytes()[16:24])

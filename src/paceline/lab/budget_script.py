@@ -1,7 +1,7 @@
 """HOW are 10,000 global steps shared out? Document 002's training, with a seed; summary.json has what each worker did.
 
-Started by lab/whole_runs through `paceline run`. examples/distributed.py is the same for people to read; here batches
-are cut from one tensor, so that a step is a step and not the making of a batch.
+Started by lab/whole_runs through `paceline run`. The original is examples/distributed.py; here batches are cut from one
+tensor, so that a step is a step and not the making of a batch.
 """
 
 import argparse
@@ -14,8 +14,9 @@ from torch import nn
 import paceline
 from paceline.datasets import mnist
 from paceline.lab.budget import ELAPSED, LOSS
+from paceline.models.mlp import document_002, summed_cross_entropy
 
-BATCH, HIDDEN = 100, 100
+BATCH = 100
 LR = 0.01
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     ctx = paceline.init()
     split = mnist.load().tensorflow_split()
-    model: nn.Module = two_layers()
+    model: nn.Module = document_002()
     model, optimizer = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=LR))
     batches = endless(split, seed=1000 * args.seed + ctx.worker_index)
     began_s = time.monotonic()
@@ -45,20 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ).item()
     ctx.log({LOSS: validation, ELAPSED: elapsed_s})
     print(f"After {args.train_steps} training step(s), validation cross entropy = {validation:g}", flush=True)
-
-
-def two_layers() -> nn.Sequential:
-    first, second = nn.Linear(784, HIDDEN), nn.Linear(HIDDEN, 10)
-    for layer, deviation in ((first, 1 / 28), (second, HIDDEN**-0.5)):
-        nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-        nn.init.zeros_(layer.bias)
-    return nn.Sequential(first, nn.ReLU(), second)
-
-
-def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Clipped, as the document's: a digit that the network rules out costs 23, not infinity."""
-    likely = logits.softmax(1).gather(1, labels[:, None]).clamp(1e-10, 1.0)
-    return -likely.log().sum()
 
 
 def endless(split: mnist.Split, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -413,6 +413,21 @@ def test_the_model_of_document_000_is_seeded() -> None:
     assert abs(float(model[0].weight.detach().std()) - 1) < 0.01 and isinstance(model[1], torch.nn.Sigmoid)
 
 
+def test_the_model_and_the_loss_of_document_002() -> None:
+    torch = pytest.importorskip("torch")
+    from paceline.models.mlp import document_002, summed_cross_entropy
+
+    model = document_002(hidden=25)
+    for layer, deviation in ((model[0], 1 / 28), (model[2], 1 / 5)):
+        assert float(layer.weight.abs().max()) <= 2 * deviation and not layer.bias.any()
+        assert 0.7 * deviation < float(layer.weight.detach().std()) < deviation, "truncated, so a little narrower"
+    logits = torch.tensor([[0.0, 0.0], [1000.0, 0.0]], requires_grad=True)
+    loss = summed_cross_entropy(logits, torch.tensor([0, 1]))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.6931 + 23.0259, abs=1e-3)
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
 def test_an_unknown_activation_is_refused() -> None:
     pytest.importorskip("torch")
     from paceline.models.mlp import mlp

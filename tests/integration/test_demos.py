@@ -75,9 +75,11 @@ def test_photographs_with_averages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", DEMOS)
 def test_the_demo_runs(processes: Processes, name: str) -> None:
-    said = processes.paceline("demo", name, "--run-dir", "run", "--", *SMALL[name]).ends_with(0).lines
+    args = ["--epochs", "6"] if name == "cifar10" else SMALL[name]
+    said = processes.paceline("demo", name, "--run-dir", "run", "--", *args).ends_with(0).lines
     summary = json.loads((processes.folder / "run" / "summary.json").read_text())
     assert summary["ok"] and summary["metrics"].keys() >= METRICS[name]
     assert said[-1] == f"Look at {DEMOS[name].look_at}"
@@ -85,10 +87,7 @@ def test_the_demo_runs(processes: Processes, name: str) -> None:
     assert pictures == ([f"Picture: run/{PICTURES[name]}"] if name in PICTURES else [])
     if name in PICTURES:
         assert (processes.folder / "run" / PICTURES[name]).read_bytes().startswith(SIGNATURE)
-
-
-@pytest.mark.slow
-def test_the_made_up_photographs_can_be_learned(processes: Processes) -> None:
-    processes.paceline("demo", "cifar10", "--run-dir", "run", "--", "--epochs", "6").ends_with(0)
-    log = (processes.folder / "run" / "logs" / "worker-0.log").read_text()
-    assert float(re.findall(r"^accuracy (\d\.\d+)", log, re.M)[0]) > 0.3, "ten classes: chance is 0.1"
+    if name == "cifar10":
+        log = (processes.folder / "run" / "logs" / "worker-0.log").read_text()
+        accuracy = float(re.findall(r"^accuracy (\d\.\d+)", log, re.M)[0])
+        assert accuracy > 0.3, "the made-up photographs can be learned: of ten classes chance is 0.1"

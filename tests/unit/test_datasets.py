@@ -419,8 +419,9 @@ def test_the_model_and_the_loss_of_document_002() -> None:
 
     model = document_002(hidden=25)
     for layer, deviation in ((model[0], 1 / 28), (model[2], 1 / 5)):
-        assert float(layer.weight.abs().max()) <= 2 * deviation and not layer.bias.any()
-        assert 0.7 * deviation < float(layer.weight.detach().std()) < deviation, "truncated, so a little narrower"
+        weight = layer.weight.detach()
+        assert float(weight.abs().max()) <= 2 * deviation and not layer.bias.any()
+        assert 0.7 * deviation < float(weight.std()) < deviation, "truncated, so a little narrower"
     logits = torch.tensor([[0.0, 0.0], [1000.0, 0.0]], requires_grad=True)
     loss = summed_cross_entropy(logits, torch.tensor([0, 1]))
     loss.backward()

@@ -4,13 +4,16 @@
 
 Points, in the order of a step: pulled (parameters read), backward (a gradient is half computed), half (half a frame is
 sent; tcp), sent (all frames are sent, nothing answered), answered (ps:0's answer is here), done (everything is read).
-A restarted worker is never killed again. --stop: SIGSTOP by itself; --stand: waits at the gate, alive.
+A restarted worker is never killed again, and the others do not end before it was. --stop: SIGSTOP by itself; --stand:
+waits at the gate, alive.
 """
 
 import argparse
 import os
 import signal
 import socket
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +55,12 @@ class Fate:
         worker, point, step = args.die.split(":") if args.die else ("", "", "0")
         is_me = worker == str(ctx.worker_index) and ctx.assignment.incarnation == 1
         self._point, self._step = (point, int(step)) if is_me else ("", 0)
+        self._pid_file = Path(ctx.run_dir, f"victim-{worker}") if args.die else None
+        self._is_other = worker != str(ctx.worker_index)
+        if is_me:
+            written = self._pid_file.with_suffix(".new")
+            written.write_text(str(os.getpid()))
+            written.rename(self._pid_file)
 
     def begins(self, step: int) -> None:
         """Parameters are read; the forward pass is next."""
@@ -79,6 +88,14 @@ class Fate:
         if step == self._step and self._point == "done":
             assert self._ctx.global_step >= 0  # takes the answer
             kill()
+
+    def outlive(self) -> None:
+        """Who ends saves; what the one that dies has sent must be in there."""
+        while self._pid_file is not None and self._is_other and not self._is_dead():
+            time.sleep(0.01)  # that it is gone is all that there is to see
+
+    def _is_dead(self) -> bool:
+        return self._pid_file.exists() and not Path("/proc", self._pid_file.read_text()).exists()
 
     def _stand(self, step: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -116,6 +133,7 @@ def main() -> None:
         model().backward()
         optimizer.step()
         fate.ends(step)
+    fate.outlive()
     ctx.log({"steps": args.steps})
 
 

@@ -11,6 +11,7 @@ import sys
 FILE = os.environ.get("PACELINE_TEST_AUDIT", "")
 WATCHED = ("pickle.find_class", "marshal.loads", "exec", "compile", "code.__new__", "os.system", "subprocess.Popen")
 IMPORTING = ("<frozen importlib._bootstrap", "<frozen zipimport")
+AST, TRACEBACK = (os.path.join(os.path.dirname(os.__file__), name) for name in ("ast.py", "traceback.py"))
 STARTING = ("<frozen runpy>", "<frozen site>")  # by them, not somewhere below them
 
 
@@ -31,6 +32,13 @@ def is_import() -> bool:
     return False
 
 
+def is_traceback() -> bool:
+    """Python parses a line of its own source to know where to put the carets; what is parsed is not run."""
+    frame = sys._getframe().f_back.f_back
+    above = frame.f_back if frame is not None else None
+    return above is not None and (frame.f_code.co_filename, above.f_code.co_filename) == (AST, TRACEBACK)
+
+
 def caller() -> str:
     frame = sys._getframe().f_back.f_back
     if frame is None:
@@ -40,6 +48,8 @@ def caller() -> str:
 
 def hook(event: str, args: tuple[object, ...]) -> None:
     if event not in WATCHED or not is_ps() or (event != "pickle.find_class" and is_import()):
+        return
+    if event == "compile" and is_traceback():
         return
     line = f"pid {os.getpid()}: {event} by {caller()}\n"
     descriptor = os.open(FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -137,7 +137,9 @@ class Recording(Stream):
         super().send(buffers)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100), os.urandom(100)])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100), os.urandom(100)], ids=["HTTP", "noise"]
+)
 def test_a_client_does_not_believe_a_stranger(ends: tuple[socket.socket, Stream], answer: bytes) -> None:
     raw, client = ends
     raw.sendall(answer)

@@ -296,3 +296,17 @@ def test_only_one_that_nobody_newer_is_known_of_brings_values() -> None:
     assert asked.core.is_initialised and asked.core.shard is None, "nothing has begun"
     assert asked.ask(stranger(), m.Rewind(1, 3, 1, False, LAYOUT, OPTIMIZER)) == [m.Done()]
     assert not asked.core.is_initialised
+
+
+def test_what_one_has_brought_no_other_brings_again() -> None:
+    """Two workers find the ps empty. The second begins when the first is done, and training may have gone on since."""
+    asked = Asked(num_workers=2)
+    asked.core.is_initialised = False
+    first = stranger()
+    asked.ask(first, m.Rewind(0, 1, 1, False, LAYOUT, OPTIMIZER, is_lost=True))
+    asked.core.rewinding.end(asked.core, first, m.Restored(19, None, None, is_reseeded=True, live=None))
+    with pytest.raises(Refused, match="has got values meanwhile"):
+        asked.ask(stranger(), m.Rewind(1, 1, 2, False, LAYOUT, OPTIMIZER, is_lost=True))
+    assert asked.core.is_initialised and asked.core.lineage == 1
+    # With a shard that is lost, one that has its memory goes back.
+    assert asked.ask(stranger(), m.Rewind(1, 1, 2, False, LAYOUT, OPTIMIZER)) == [m.Done()]

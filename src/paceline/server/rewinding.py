@@ -67,6 +67,8 @@ class Rewinding:
         """1."""
         if self._restorer is not None and self._restorer is not peer:
             raise Refused(f"another worker brings values to ps:{core.config.index} already")
+        if message.is_lost and core.is_initialised:
+            raise Refused(f"ps:{core.config.index} has got values meanwhile")
         if message.lineage <= core.lineage:
             raise Refused(f"ps:{core.config.index} is of lineage {core.lineage} already")
         self._restorer, self._lineage = peer, message.lineage

@@ -316,7 +316,8 @@ class Copied(Message, frozen=True):
 
 class Rewind(Message, frozen=True):
     """From the worker that brings values to a ps without memory, on a connection of its own: Init, Assign and Restored
-    follow. `is_fencing`: a ps that has its memory goes back too, and whoever trains there comes back as a newer one."""
+    follow. `is_fencing`: a ps that has its memory goes back too, and whoever trains there comes back as a newer one.
+    `is_lost`: this is the one that was found empty; if somebody has brought it values since, it keeps those."""
 
     worker: int
     incarnation: int
@@ -324,6 +325,7 @@ class Rewind(Message, frozen=True):
     is_fencing: bool
     layout: Layout
     optimizer: OptimizerSpec
+    is_lost: bool = False
 
 
 class Restored(Message, frozen=True):

@@ -121,7 +121,7 @@ class Rewinder:
             found = [each.described().lineage for each in connections]  # who began before us may have died of it
             known = max([known, *found])
             for each in connections:
-                each.ask(self._rewind(known + 1, is_fencing=has_rounds))
+                each.ask(self._rewind(known + 1, is_fencing=has_rounds, is_lost=each.index == lost.index))
             for each in connections:
                 self._fill(each, restored, is_lost=each.index == lost.index)
             for each in sorted(connections, key=lambda each: -each.index):  # ps:0 last: from then on it counts
@@ -144,9 +144,10 @@ class Rewinder:
             )
         return Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, dial.spec.name == "local")
 
-    def _rewind(self, lineage: int, is_fencing: bool) -> m.Rewind:
+    def _rewind(self, lineage: int, is_fencing: bool, is_lost: bool) -> m.Rewind:
         me, trainee = self._me, self._trainee
-        return m.Rewind(me.worker, trainee.client.incarnation, lineage, is_fencing, trainee.layout, trainee.spec)
+        incarnation = trainee.client.incarnation
+        return m.Rewind(me.worker, incarnation, lineage, is_fencing, trainee.layout, trainee.spec, is_lost)
 
     def _fill(self, to: Connection, restored: Restored | None, is_lost: bool) -> None:
         """2. With --reseed a shard that still has its optimizer state keeps it."""

@@ -313,14 +313,16 @@ class FakeCore:
 class PsUnderTest:
     """A PsTicks with its clock, its printed lines and its notes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, index: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, index: int = 0, is_supervised: bool = False, **settings: Any
+    ) -> None:
         self.now_s = 0.0
         monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: self.now_s))
         cluster = ClusterSpec({"ps": ["h:1", "h:4"], "worker": ["h:2", "h:3"]})
         chosen = Settings(run_id="r", wait_s=60.0, **settings)
         assignment = Assignment(cluster, Task("ps", index), 1, chosen, b"", "launcher")
         self.core, self.notes, self.said = FakeCore(), Notes(), list[str]()
-        self.ticks = PsTicks(assignment, self.notes, self.said.append)  # type: ignore[arg-type]
+        self.ticks = PsTicks(assignment, self.notes, self.said.append, is_supervised)  # type: ignore[arg-type]
 
     def tick(self, after_s: float = 0.25) -> None:
         self.now_s += after_s
@@ -391,6 +393,15 @@ def test_workers_that_never_came_end_the_ps_after_a_line_every_ten_seconds(monke
     assert [line.rpartition("(")[2] for line in ps.said] == [f"{s} s)" for s in (1, 10, 20, 30, 40, 50, 60)]
     with pytest.raises(WaitTimeout, match="gave up after 61 s: /job:worker/replica:0/task:1 did not join"):
         ps.tick(1.0)
+
+
+def test_a_ps_whose_launcher_lives_waits_as_long_as_the_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be tasks that only serve ops and a client: none of them ever joins, and the run is in good health."""
+    ps = PsUnderTest(monkeypatch, is_supervised=True)
+    ps.core.members.missing = [0, 1]
+    for _ in range(70):
+        ps.tick(1.0)
+    assert ps.said[-1].endswith("(60 s)"), "it says no more after that: who never joins need not be waited for"
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -95,7 +95,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         service.is_released = False
         signal.signal(RELEASE, lambda *_: service.release())
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
-    ticks = PsTicks(assignment, sink, say)
+    ticks = PsTicks(assignment, sink, say, is_supervised=is_main and is_mine)
     began = time.monotonic()
     try:
         ticks.tick(service.core)  # the waiting lines at once

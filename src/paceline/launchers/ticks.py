@@ -17,10 +17,17 @@ SAY_EVERY_S = 10.0
 
 
 class PsTicks:
-    """One ps's clock work. What is one for the whole run (modes, pauses, warnings) is told by ps:0 alone."""
+    """One ps's clock work. What is one for the whole run (modes, pauses, warnings) is told by ps:0 alone.
 
-    def __init__(self, assignment: Assignment, sink: Sink, say: Callable[[str], None]) -> None:
+    `is_supervised`: who started this ps sees how the workers fare, and ends it. Then nobody need join: workers may
+    serve ops, and one of them be their client.
+    """
+
+    def __init__(
+        self, assignment: Assignment, sink: Sink, say: Callable[[str], None], is_supervised: bool = False
+    ) -> None:
         self._settings = assignment.settings
+        self._is_supervised = is_supervised
         self._task = str(assignment.task)
         self._is_first = assignment.task.index == 0
         self._devices = [t.device for t in assignment.cluster.workers]
@@ -53,6 +60,8 @@ class PsTicks:
         if not missing:
             return
         if now_s > self._settings.wait_s:
+            if self._is_supervised:
+                return
             names = ", ".join(self._devices[w] for w in missing)
             raise WaitTimeout(f"gave up after {now_s:.0f} s: {names} did not join")
         if now_s - self._said_s >= SAY_EVERY_S:

@@ -27,6 +27,7 @@ MESSAGES = [
            Layout((TensorSpec("w", (3, 2), (2, 1), "float32", 0), TensorSpec("b", (2,), (1,), "int64"))),
            m.OptimizerSpec("SGD", [{"lr": 0.1, "betas": [0.9, 0.999]}])),
     m.Init(), m.Start(), m.Attach(1, 2), m.Steps(10), m.Fetch("parameters", 0), m.Describe(), m.Lost(1, 2),
+    m.Serves(1, 2),
     m.Carried(((1, ((0, 1, 1), (1, 1, 1))),)),
     m.PushTail([{"lr": 0.5}], b"\x03", 4.0),
     m.Align(m.Dial(1, ModeSpec(name="sync"), 4, ((1, ((0, 1, 1),)),))),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.cluster.membership import first_incarnation, incarnation_by_hand
+from paceline.cluster.membership import Phase, first_incarnation, incarnation_by_hand
 from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
@@ -222,6 +222,15 @@ def test_one_that_is_lost_before_it_joined_comes_too_late_and_its_successor_does
     assert asked.core.members.join(1, incarnation=THIRD, now_s=0.0)
     asked.ask(stranger(Role.LAUNCHER), m.Lost(1, incarnation=SECOND))
     assert asked.core.members.gone == [], "that was said of another one"
+
+
+def test_training_starts_without_the_worker_that_only_serves() -> None:
+    asked = Asked(num_workers=2, is_started=False)
+    asked.core.is_initialised = True
+    asked.core.members.recall(1, Phase.ABSENT, 0, 0.0)
+    assert asked.ask(0, m.Start()) == [], "the other one may still be on its way"
+    assert asked.ask(stranger(), m.Serves(1, 1)) == [m.Done()]
+    assert [type(told) for told in asked.said(0)] == [m.Started]
 
 
 def test_one_that_trains_does_not_resume() -> None:

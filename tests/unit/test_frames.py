@@ -134,6 +134,7 @@ def test_a_message_with_the_wrong_fields_is_a_protocol_error(name: str, content:
     "message",
     [
         m.Lost(3),
+        m.Serves(1, 2),
         m.Steps(10_000),
         m.Carried(((4, ((0, 1, 1), (2, 7, 3))), (5, ()))),
         m.PushTail([{"lr": 0.1, "betas": [0.9, 0.999], "foreach": None, "nesterov": True}], b"\x05", 12.0),

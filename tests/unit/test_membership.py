@@ -78,6 +78,21 @@ def test_who_was_given_up_does_not_come_back_but_a_newer_one_may(members: Member
     assert members.join(1, 2, 0.0) and 1 in members.training
 
 
+def test_one_that_only_serves_is_not_missed_and_its_next_start_may_say_so_too() -> None:
+    members = Membership(3)
+    members.join(0, 1, now_s=0.0)
+    assert members.stand_aside(1, 1) and members.stand_aside(2, 5)
+    assert (members.missing, members.live, members.gone) == ([], [0], [])
+    assert not members.stand_aside(2, 4), "that was said by an earlier start"
+    members.close(0)
+    assert members.is_over
+
+
+def test_one_that_trains_is_not_out_because_it_serves_too(members: Membership) -> None:
+    assert not members.stand_aside(1, 1) and not members.stand_aside(1, 2) and not members.stand_aside(7, 1)
+    assert members.training == {0, 1, 2}
+
+
 def test_it_is_over_when_everybody_has_closed_or_is_lost(members: Membership) -> None:
     members.close(0)
     members.close(1)

@@ -180,6 +180,14 @@ class Membership:
     def close(self, worker: int) -> None:
         self._set(worker, Phase.CLOSED)
 
+    def stand_aside(self, worker: int, incarnation: int) -> bool:
+        """It trains nothing, and counts as one that has closed. False: it is in, or this is not the newest of it."""
+        if not self.may_come(worker, incarnation) or self._members[worker].phase in LIVE:
+            return False
+        self._members[worker].incarnation = incarnation
+        self._set(worker, Phase.CLOSED)
+        return True
+
     def leave(self, worker: int, incarnation: int) -> bool:
         """The connection of this incarnation ended. False: it was not the current one, or it had closed."""
         if not self.is_current(worker, incarnation):

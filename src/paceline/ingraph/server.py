@@ -22,6 +22,7 @@ from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
 from paceline.ingraph import adopted, copies
+from paceline.ingraph.aside import Aside
 from paceline.ingraph.calls import Calls
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.master import Master
@@ -121,15 +122,20 @@ class Server:
 
     def join(self) -> None:
         """Serve until this task is stopped: by SIGTERM, Ctrl+C, stop(), or the end of a launched run's client."""
+        aside = Aside(self._assignment)
         try:
             with _on_sigterm(self._over.set):
+                aside.tell()
                 while not self._over.wait(LOOK_S):
                     if _client_is_over(self._assignment):  # it failed, or ended before this task could be told
                         break
+                    aside.tell()
         except KeyboardInterrupt:
             say("Interrupted.")
             self.stop()
             raise SystemExit(EXIT_INTERRUPTED) from None
+        finally:
+            aside.close()
         self.stop()
 
     def stop(self) -> None:

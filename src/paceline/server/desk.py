@@ -384,6 +384,16 @@ class Desk:
         core.tell(peer, reply)
         return answers
 
+    def serves(self, peer: Peer, message: m.Serves, frame: Frame) -> Answers:
+        core = self.core
+        answers: Answers = []
+        with core.lock:
+            if core.members.stand_aside(message.worker, message.incarnation):
+                answers = self.changed()
+                core.release_barrier()
+        core.tell(peer, m.Done())
+        return answers
+
     def lost(self, peer: Peer, message: m.Lost, frame: Frame) -> Answers:
         core = self.core
         answers: Answers = []
@@ -444,6 +454,7 @@ _HANDLERS: dict[type, Any] = {
     m.Restored: saving.restored,
     m.Describe: Desk.describe,
     m.Close: Desk.close,
+    m.Serves: Desk.serves,
     m.Lost: Desk.lost,
     m.SaveSoon: Desk.save_soon,
 }

@@ -398,6 +398,13 @@ class Lost(Message, frozen=True):
     incarnation: int | None = None
 
 
+class Serves(Message, frozen=True):
+    """From a worker that runs ops for others and trains nothing: nobody need wait for it."""
+
+    worker: int
+    incarnation: int
+
+
 class SaveSoon(Message, frozen=True):
     """From the launcher, whose user wants to stop: save one of the next updates, with everybody's place."""
 
@@ -413,7 +420,7 @@ class Failed(Message, frozen=True):
 Request = (
     Join | Init | Start | Attach | AskStatus | PushTail | Carried | Pause | Resume | Barrier | Ready | Align
     | SwitchMode | Steps | Fetch | Assign | AskDecisions | Describe | Close | Lost | Position | Copy | FreeCopy
-    | Rewind | Restored | SaveSoon
+    | Rewind | Restored | Serves | SaveSoon
 )  # fmt: skip
 Reply = (
     Joined | Fenced | Started | Status | Carried | Dial | Aligned | Switched | Ticket | Fetched | Described | Closed

@@ -351,16 +351,6 @@ def test_a_second_derivative_is_refused_by_torch(tasks: Tasks) -> None:
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # it waits for the deadline
-def test_a_task_that_ends_between_forward_and_backward_is_named(tasks: Tasks) -> None:
-    model = parts_of()
-    place(model[1], "/job:worker/task:1")
-    loss = model(batch(0, 0)).sum()
-    tasks.stop(1)
-    with pytest.raises(PacelineError, match="task:1"):
-        loss.backward()
-
-
 def test_a_pass_from_before_a_failure_is_gone_and_the_next_one_works(tasks: Tasks) -> None:
     model, plain = parts_of(), parts_of()
     place(model[1], "/job:worker/task:1")

@@ -388,13 +388,12 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         both.step(lambda model, x: model(x), [(batch(0, 0),)] * 2)
 
 
-@pytest.mark.slow  # it waits for the deadline
 def test_a_task_that_ends_is_named(tasks: Tasks) -> None:
     model = model_of()
     with towers(model, momentum(model), THERE) as both:
         both.step(squares, [(batch(0, 0),)] * 2)
         tasks.stop(1)
-        with pytest.raises((ConnectionLost, PacelineError), match="task:1"):
+        with pytest.raises(ConnectionLost, match=r"task:1 at .* went away since.*held for tower 1"):
             both.step(squares, [(batch(0, 0),)] * 2)
 
 
@@ -404,9 +403,9 @@ def test_only_what_has_changed_is_sent(tasks: Tasks, monkeypatch: pytest.MonkeyP
     sent: list[list[int]] = []
     plain_call = Remote.call
 
-    def call(self: Remote, name: str, args: Any = (), *rest: Any) -> Any:
+    def call(self: Remote, name: str, args: Any = (), **rest: Any) -> Any:
         sent.append([number for number, _ in args[0]["values"]])
-        return plain_call(self, name, args, *rest)
+        return plain_call(self, name, args, **rest)
 
     monkeypatch.setattr(Remote, "call", call)
     model = model_of()

@@ -105,6 +105,18 @@ def test_an_op_missing_in_this_process_is_missing_here() -> None:
         op.find("work:loss")
 
 
+def test_of_many_ops_the_nearest_of_the_programs_own_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {f"work:loss{number}": double for number in range(30)}
+    monkeypatch.setattr(op, "_OPS", {"paceline.ingraph.copies:tower": double, "zebra:x": double, **own})
+    with pytest.raises(UsageError, match=r"did you mean 'work:loss\d+'\? .*, and 21 more\.$") as caught:
+        op.find("work:loss")
+    assert "paceline.ingraph" not in str(caught.value) and "zebra" not in str(caught.value)
+    assert str(caught.value).count("work:loss") == 12, "the op itself, the guess and ten names"
+    monkeypatch.setattr(op, "_OPS", {"paceline.ingraph.copies:tower": double})
+    with pytest.raises(UsageError, match=r"it has registered no op of its own\.$"):
+        op.find("work:loss")
+
+
 # --- two ops of one name ----------------------------------------------------------------------------------------------
 
 

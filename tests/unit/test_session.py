@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from op_servers import Serving, double, fails, meet, serving, where
+from op_servers import Serving, double, fails, meet, returns_a_set, serving, where
 
 import paceline
 from paceline.cluster.pinning import GpuUse
@@ -336,6 +336,7 @@ def test_a_task_that_ends_in_a_step_is_named_and_the_others_stop_waiting(serving
     thread.join(15)
     goes_on.set()
     assert isinstance(error[0], ConnectionLost) and "/job:worker/replica:0/task:1" in str(error[0])
+    assert "went away while it ran node 'hangs'" in str(error[0]), "in the program's words"
     session.close()
 
 
@@ -386,3 +387,16 @@ def test_many_steps_at_once_do_not_mix(serving: Serving) -> None:
         for thread in threads:
             thread.join()
     assert came == {n: 4 * n for n in range(8)}
+
+
+def test_what_cannot_be_fetched_is_told_without_words_of_ours(serving: Serving) -> None:
+    serving.start(0, 1)
+    graph = Graph()
+    with graph, paceline.device(TASK_1):
+        bad = node(returns_a_set())
+    with (
+        Session(serving.target(0), graph) as session,
+        pytest.raises(UsageError, match=r"^What was computed on .*task:1: .*a set cannot travel there") as caught,
+    ):
+        session.run(bad)
+    assert "run_parts" not in str(caught.value)

@@ -13,7 +13,7 @@ from paceline.errors import ProtocolError, UsageError
 from paceline.ingraph import scope, values
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.neighbours import Neighbours, say, serving
-from paceline.ingraph.op import find
+from paceline.ingraph.op import find, is_internal
 from paceline.ingraph.raised import message_of
 from paceline.ingraph.remote import STOP, receive
 from paceline.transport.base import Buffer, Stream
@@ -71,7 +71,8 @@ class Calls:
                 description, buffers = values.pack(result)
                 return ops.Returned(len(description)), values.bulk(description, buffers)
             except UsageError as error:
-                raise UsageError(f"What {call.op} returned on {self._neighbours.task.device}: {error}") from None
+                what = "was computed" if is_internal(call.op) else f"{call.op} returned"
+                raise UsageError(f"What {what} on {self._neighbours.task.device}: {error}") from None
         except BaseException as error:  # an op may raise anything; this task goes on
             return message_of(error), []
 

@@ -148,6 +148,13 @@ def backward(number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any
     return inputs, list(parameters.values())
 
 
+@op
+def changed_backward(news: News, number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], list[Any]]:
+    """As backward, after parameters have changed; torch says whether they were needed as they had been."""
+    current(news)
+    return backward.fn(number, gradients, is_kept)
+
+
 def differentiated(copy: Copy, number: int, gradients: list[Any], is_kept: bool) -> tuple[list[Any], dict[int, Any]]:
     """The gradients of a pass's inputs, and of its parameters by their numbers."""
     if number not in copy.passes:

@@ -31,6 +31,7 @@ from paceline.worker import torch_devices
 
 KEEP_S = 60.0  # for a client whose last connection has ended, and who may come back
 MAX_SESSIONS = 256  # the one that was used longest ago is forgotten
+MAX_NAMED = 3  # nodes in an error's sentence
 
 
 class NodeDef(msgspec.Struct):
@@ -279,7 +280,7 @@ class Master:
             if task == own:
                 return lambda: self._parts.run(step, works)
             described = [msgspec.structs.asdict(work) for work in works]
-            return lambda: dict(self._neighbours.remote(task).call("run_parts", (step, described)))
+            return lambda: dict(self._neighbours.remote(task).call("run_parts", (step, described), what=_named(works)))
 
         def give_up(error: BaseException) -> None:
             for task in by_task:
@@ -296,6 +297,13 @@ class Master:
             self._neighbours.remote(task).call("abort", (step, reason), wait_s=0.0)
         except PacelineError:
             return
+
+
+def _named(works: Sequence[Work]) -> str:
+    """What an error calls a task's part of a step: its first nodes."""
+    names = [repr(name) for work in works for name, _, _ in work.nodes]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"node{'s' * (len(names) > 1)} {', '.join(names[:MAX_NAMED])}{more}"
 
 
 def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) -> Work:

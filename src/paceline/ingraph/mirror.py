@@ -9,7 +9,7 @@ import copy
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,8 +40,9 @@ class News(msgspec.Struct, frozen=True):
 class Mirror:
     """One module's copy on the other side of a connection."""
 
-    def __init__(self, remote: Remote, module: nn.Module, build: Build | None, hardware: str) -> None:
+    def __init__(self, remote: Remote, module: nn.Module, build: Build | None, hardware: str, name: str) -> None:
         self.task = remote.name
+        self.name = name  # what errors call the copy: a tower, a part
         self.lock = threading.RLock()  # around news and their call, where several threads could be at it
         self._remote = remote
         self._end = weakref.finalize(self, remote.close)  # nobody closes a module
@@ -70,20 +71,28 @@ class Mirror:
     def call(self, what: Op[..., Any], news: News, *args: Any) -> Any:
         """Run one of ingraph/copies after the news; if that fails, the next call tells everything anew."""
         self._heard = None
-        told = self.ask(what, news.told, *args)
+        told = self._ask(what, (news.told, *args), on_held="how" not in news.told)
         self._heard = news
         return told
 
     def ask(self, what: Op[..., Any], *args: Any) -> Any:
-        """Run one of ingraph/copies that needs no news."""
+        """Run one of ingraph/copies that needs no news, only what is there."""
+        return self._ask(what, args, on_held=True)
+
+    def _ask(self, what: Op[..., Any], args: Sequence[Any], on_held: bool) -> Any:
         try:
             with draws.aside():
-                return self._remote.call(what.name, args)
+                return self._remote.call(what.name, args, what=self.name, on_held=on_held)
         except BaseException as error:
             self._heard = None
             if isinstance(error, ConnectionLost) and self.task not in str(error):
                 raise ConnectionLost(f"{self.task}: {error}") from error
             raise
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the copy is there, as far as is known."""
+        return self._heard is not None
 
     def may_draw(self, module: nn.Module) -> bool:
         """Whether the copy's forward pass may draw random numbers now; of what an op has made nobody knows."""

@@ -5,6 +5,7 @@ goes through ingraph/neighbours. In a graph, or with a node as an argument, it b
 Must never look a name up by importing it: the serving side has imported what it serves.
 """
 
+import difflib
 import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -18,6 +19,8 @@ from paceline.ingraph.graph import graph_for
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MAX_SHOWN = 10  # ops in the sentence about one that is not there
+_OURS = "paceline."  # modules whose ops nobody calls by name
 _OPS: "dict[str, Op[..., Any]]" = {}
 
 
@@ -89,9 +92,24 @@ def find(name: str) -> Op[..., Any]:
         where = f"on {task.device}: that task" if (task := served()) is not None else "here: this process"
         raise UsageError(
             f"Op {name!r} is not registered {where} must import {name.partition(':')[0]!r} itself, because no code "
-            f"travels; {hint(name, _OPS)}."
+            f"travels; {_known(name)}."
         )
     return _OPS[name]
+
+
+def is_internal(name: str) -> bool:
+    """Whether what is called so is no op that a program has: one of ours, or a server's own verb."""
+    return ":" not in name or name.startswith(_OURS)
+
+
+def _known(name: str) -> str:
+    """What is registered: the program's own ops, the nearest ones first if there are many."""
+    own = [each for each in _OPS if not is_internal(each)]
+    if not own:
+        return "it has registered no op of its own"
+    shown = sorted(own, key=lambda each: -difflib.SequenceMatcher(None, name, each).ratio())[:MAX_SHOWN]
+    left = f", and {len(own) - len(shown)} more" if len(own) > len(shown) else ""
+    return f"{hint(name, shown)}{left}"
 
 
 def _function(fn: Any) -> Any:

@@ -58,7 +58,7 @@ def place(
             optimizer.load_state_dict(optimizer.state_dict())  # what it remembers goes along
         module.forward = Nearby(module, where)
         return module
-    mirror = Mirror(remote, module, build, str(asked.hardware))
+    mirror = Mirror(remote, module, build, str(asked.hardware), f"the placed {type(module).__name__}")
     resident = Resident(module, mirror, optimizer) if optimizer is not None else None
     module.forward = Across(module, mirror, resident)
     return module
@@ -120,12 +120,26 @@ class Across:
             torch.set_rng_state(drawn)
         return number, told
 
-    def backward(self, number: int, gradients: Sequence[torch.Tensor | None]) -> tuple[list[Any], Iterable[Any]]:
-        """2. The gradients of the inputs, and of the parameters that were trained when the pass was made."""
+    def versions(self) -> list[int]:
+        """How often each parameter was changed in place, as autograd counts."""
+        return [parameter._version for parameter in self._module.parameters()]
+
+    def backward(
+        self, number: int, gradients: Sequence[torch.Tensor | None], versions: list[int]
+    ) -> tuple[list[Any], Iterable[Any]]:
+        """2. The gradients of the inputs, and of the parameters that were trained when the pass was made.
+
+        Parameters that have changed since are sent first: autograd refuses there what it would have refused here.
+        """
         with self._mirror.lock:
             if self._resident is not None:
                 return self._resident.backward(number, gradients, _is_kept())
-            told: tuple[list[Any], list[Any]] = self._mirror.ask(copies.backward, number, list(gradients), _is_kept())
+            asked = number, list(gradients), _is_kept()
+            told: tuple[list[Any], list[Any]]
+            if self._mirror.is_known and versions != self.versions():
+                told = self._mirror.call(copies.changed_backward, self._mirror.news(self._module), *asked)
+            else:
+                told = self._mirror.ask(copies.backward, *asked)
         return told
 
     def done_with(self, number: int) -> None:
@@ -188,7 +202,8 @@ class _Crossing(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[o for o, is_it in zip(outputs, differentiable, strict=True) if not is_it])
         if number is not None:
-            ctx.across, ctx.number, ctx.count = asked.across, number, count
+            ctx.across, ctx.number, ctx.versions = asked.across, number, asked.across.versions()
+            ctx.save_for_backward(*tensors[:count])  # so that torch sees what changes until then
             ctx.devices = [each.device for each in tensors]
             ctx.token = _Token()
             weakref.finalize(ctx.token, asked.across.done_with, number).atexit = False
@@ -197,7 +212,8 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        of_inputs, of_parameters = ctx.across.backward(ctx.number, gradients)
+        _ = ctx.saved_tensors  # refused by torch if one has changed, or if this is a second time
+        of_inputs, of_parameters = ctx.across.backward(ctx.number, gradients, ctx.versions)
         told = chain(of_inputs, of_parameters)
         given = [next(told) if is_needed else None for is_needed in ctx.needs_input_grad[1:]]
         return (None, *(g if g is None else g.to(d) for g, d in zip(given, ctx.devices, strict=True)))

@@ -61,31 +61,36 @@ class Remote:
         device: str = "",
         wait_s: float | None = None,
         limit_s: float | None = None,
+        what: str | None = None,
+        on_held: bool = False,
     ) -> Any:
         """Run an op there and return what it returns; what it raises is raised here as RemoteOpError.
 
         `wait_s`: how long to wait for a task that is not there; None: as long as this process waits for anybody.
         `limit_s`: how long the op may take; None: as long as it likes, as long as its task lives.
+        `what`: what an error calls it; None: the op. `on_held`: it is about what lies there on the connection of the
+        last call, and nobody waits for another one.
         """
         description, buffers = values.pack((list(args), dict(kwargs or {})))
         bulk = values.bulk(description, buffers)
-        channel = self._take(self._wait_s if wait_s is None else wait_s)
+        what = what or op
+        channel = self._held(what) if on_held else self._take(self._wait_s if wait_s is None else wait_s)
         try:
             call = ops.Call(op, len(description), device)
             channel.send(Kind.COLD, tail=ops.encode(call), bulk=bulk)
-            message, value = _receive(channel, self._await(channel, op, limit_s))
+            message, value = _receive(channel, self._await(channel, what, limit_s))
         except ConnectionLost as error:
             channel.close()
             if not self._has_answered and self._asks_whether_ps():
                 raise UsageError(f"{self.name} at {self.address} holds parameters and runs no ops.") from None
-            raise ConnectionLost(f"{self.name} at {self.address} went away while it ran {op}: {error}") from error
+            raise ConnectionLost(f"{self.name} at {self.address} went away while it ran {what}: {error}") from error
         except BaseException:
             channel.close()  # its answer may still come; nobody else is to get it
             raise
         self._has_answered = True
         self._give_back(channel)
         if isinstance(message, ops.Raised):
-            raise error_of(message, self.name, op)
+            raise error_of(message, self.name, what)
         return value
 
     def close(self) -> None:
@@ -99,12 +104,22 @@ class Remote:
 
     def _take(self, wait_s: float) -> Channel:
         """One that lies idle and still has its other end, else a new one."""
+        return self._idle_one() or self._persist(wait_s)
+
+    def _held(self, what: str) -> Channel:
+        """The one of the last call; what lay on it has ended with it."""
+        channel = self._idle_one()
+        if channel is None:
+            raise ConnectionLost(
+                f"{self.name} at {self.address} went away since it was last called, and what it held for {what} is lost"
+            )
+        return channel
+
+    def _idle_one(self) -> Channel | None:
         while True:
             with self._lock:
                 channel = self._idle.pop() if self._idle else None
-            if channel is None:
-                return self._persist(wait_s)
-            if not channel.stream.is_ended():
+            if channel is None or not channel.stream.is_ended():
                 return channel
             channel.close()
 
@@ -135,7 +150,7 @@ class Remote:
 
     # --- answers ----------------------------------------------------------------------------------------------
 
-    def _await(self, channel: Channel, op: str, limit_s: float | None) -> Frame:
+    def _await(self, channel: Channel, what: str, limit_s: float | None) -> Frame:
         """The answer, however long the op takes, as long as its task lives; unless a limit was asked for."""
         silent: Patience | None = None
         began_s = time.monotonic()
@@ -145,7 +160,7 @@ class Remote:
                 return channel.recv()
             except WaitTimeout:
                 if limit_s is not None and time.monotonic() > began_s + limit_s:
-                    raise WaitTimeout(f"gave up after {limit_s:g} s: {self.name} has not ended {op}") from None
+                    raise WaitTimeout(f"gave up after {limit_s:g} s: {self.name} has not ended {what}") from None
                 if time.monotonic() < next_s:
                     continue
             if self._is_alive():

@@ -38,7 +38,7 @@ class RemoteTower:
 
     def __init__(self, remote: Remote, model: nn.Module, device: Device, build: Build | None, number: int) -> None:
         self.place = f"{remote.name}{device.hardware}"
-        self._mirror = Mirror(remote, model, build, str(device.hardware))
+        self._mirror = Mirror(remote, model, build, str(device.hardware), f"tower {number}")
         self._number = number
         self._news: News | None = None
         self._passes = 0

@@ -25,6 +25,13 @@ def test_one_that_says_itself_that_it_would_only_repeat_is_not(code: int, why: s
     assert isinstance(decision, Over) and why in decision.why
 
 
+def test_one_that_lost_another_has_not_waited_for_it() -> None:
+    waited = Ended(code=3, gist="paceline: error: gave up after 300 s: ps:0 did not answer")
+    lost = Ended(code=3, gist="paceline: error: /job:worker/replica:0/task:1 went away while it ran f")
+    assert decide([waited], 3) == Over("it has waited as long as it may")
+    assert decide([lost], 3) == Over("its own message says why")
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_so_often_and_no_more(most: int) -> None:
     ends = [KILLED] * most

@@ -17,6 +17,7 @@ HEALTHY_S = 60.0  # who lived so long has a fresh start
 RECOVERY_S = 5.0  # a ps that fails by itself so soon after it took over old memory has failed at that
 FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT)  # says nothing about the task itself
 
+GAVE_UP = "gave up after"  # how the message of one that has waited begins
 FINAL = {
     EXIT_USAGE: "its own message says what to change",
     EXIT_CLUSTER: "it has waited as long as it may",
@@ -59,6 +60,8 @@ def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
     last, restarts = ends[-1], len(ends) - 1
     if last.code == EXIT_OK or max_restarts == 0:
         return Over()
+    if last.code == EXIT_CLUSTER and last.gist and GAVE_UP not in last.gist:
+        return Over("its own message says why")  # it lost somebody, say
     if last.code in FINAL:
         return Over(FINAL[last.code])
     if is_repeating(ends):

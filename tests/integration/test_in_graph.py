@@ -71,7 +71,8 @@ def test_by_hand_workers_only_join_and_the_client_trains(processes: Processes, p
 def test_launched_worker_0_is_the_client(updates: str, processes: Processes) -> None:
     folder = processes.folder / "run"
     script = (EXAMPLES / "in_graph.py", f"--updates={updates}", *SMALL)
-    processes.paceline("run", "--workers", 3, "--run-dir", folder, *script).ends_with(0)
+    run = processes.paceline("run", "--workers", 3, "--run-dir", folder, *script).ends_with(0)
+    assert "  worker:0  was the client\n  worker:1  ran ops for others\n" in run.text
     log = (folder / "logs" / "worker-0.log").read_text()
     assert f"2 towers, {updates}: /job:worker/task:1, /job:worker/task:2" in log
     assert f"{10 if updates == 'sync' else 20} updates" in log

@@ -22,11 +22,13 @@ import paceline.errors
 from paceline.cli import main as cli
 from paceline.cli.run import hosts_or_count
 from paceline.cli.serve import as_argv
-from paceline.cluster.discovery import discover, encode_for_child
+from paceline.cluster.discovery import Assignment, discover, encode_for_child
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
+from paceline.ingraph import server as op_server
 from paceline.launchers import closing, entry, joining, live, local, ports, supervisor
+from paceline.telemetry import read, summary
 from paceline.telemetry.lines import error_line
 from paceline.telemetry.paths import RunPaths
 from paceline.transport import held
@@ -768,6 +770,33 @@ def test_plain_lines_tell_the_newest_tick(tmp_path: Path, capsys: pytest.Capture
     one, two = capsys.readouterr().out.splitlines()
     assert one.endswith("global step 9 | worker:0 step 5 (2/s)  loss 0.5 | worker:1 starting")
     assert two.endswith("global step 9 | worker:0 step 6 (2/s)  loss 0.5 | worker:1 failed")
+
+
+def test_a_run_of_ops_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what its servers tell, there is no step to show, and at the end no training to speak of."""
+    cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
+    settings = Settings(run_id="r", run_dir=str(tmp_path))
+    paths = RunPaths(tmp_path)
+    paths.create()
+    client, other = cluster.workers
+    for task, phase in ((client, "runs"), (other, "serves")):
+        op_server._tell_phase(Assignment(cluster, task, 1, settings, b"", "launcher"), phase)
+    live.PlainLines(cluster, paths).update({})
+    assert capsys.readouterr().out.endswith(" s] worker:0 runs | worker:1 serves\n")
+    op_server._report(Assignment(cluster, other, 1, settings, b"", "launcher"), "serves")
+    told = {"wall_s": 2.0, "restarts": 0, "lost": []}
+    reports = read.reports(tmp_path)
+    failed = closing.block(summary.build(settings, cluster, reports, ok=False, error="why", **told), paths, (), "again")
+    assert failed.splitlines()[:3] == [
+        "Run failed: why; 2.0 s",
+        "  worker:0  was the client  (did not end properly)",
+        "  worker:1  ran ops for others",
+    ]
+    assert "Model" not in failed and failed.endswith("To start over: again")
+    op_server._report(Assignment(cluster, client, 1, settings, b"", "launcher"), "runs")
+    reports = read.reports(tmp_path)
+    done = closing.block(summary.build(settings, cluster, reports, ok=True, error=None, **told), paths, (), "again")
+    assert done.startswith("Run done; 2.0 s\n  worker:0  was the client\n") and done.endswith("To run it again: again")
 
 
 def test_table_rows_of_a_ps() -> None:

@@ -31,7 +31,7 @@ from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import ALIVE, STOP
 from paceline.telemetry import lines
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import OVER, WorkerReport
+from paceline.telemetry.records import OVER, RUNS, SERVES, WorkerReport
 from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.reception import Reception
@@ -75,6 +75,7 @@ class Server:
         self.neighbours.is_logged = use.is_logged
         self._over = threading.Event()
         self._is_started = False
+        self._phase = RUNS  # as a client, until it joins
         self._parts = Parts(self.neighbours)
         self._master = Master(self.neighbours, self._parts, say)
         verbs: dict[str, Callable[..., Any]] = {
@@ -119,9 +120,12 @@ class Server:
         _servers.append(self)
         _made.append(self)
         atexit.register(self.stop)
+        _tell_phase(self._assignment, self._phase)
 
     def join(self) -> None:
         """Serve until this task is stopped: by SIGTERM, Ctrl+C, stop(), or the end of a launched run's client."""
+        self._phase = SERVES
+        _tell_phase(self._assignment, self._phase)
         aside = Aside(self._assignment)
         try:
             with _on_sigterm(self._over.set):
@@ -179,18 +183,24 @@ def finish(is_ok: bool) -> None:
     while _made:
         server = _made.pop()
         if is_ok and server._assignment.source == "launcher" and server.task in server.cluster.workers:
-            _report(server._assignment)
+            _report(server._assignment, server._phase)
             if server.task == server.cluster.chief:
                 server.stop_others()
         server.stop()
 
 
-def _report(assignment: Assignment) -> None:
+def _report(assignment: Assignment, phase: str) -> None:
     """A worker that served ops has done its part, though it trained nothing: the summary is not to call it lost."""
     if assignment.settings.run_dir is not None:
         path = RunPaths(assignment.settings.run_dir).telemetry(assignment.task)
-        report = WorkerReport(index=assignment.cluster.worker_index(assignment.task))
+        report = WorkerReport(index=assignment.cluster.worker_index(assignment.task), ops=phase)
         append(path, "report", task=str(assignment.task), report=msgspec.to_builtins(report))
+
+
+def _tell_phase(assignment: Assignment, phase: str) -> None:
+    """What a worker of a launched run does, for whoever looks on."""
+    if assignment.source == "launcher" and assignment.settings.run_dir is not None:
+        append(RunPaths(assignment.settings.run_dir).telemetry(assignment.task), "tick", phase=phase)
 
 
 def _client_is_over(assignment: Assignment) -> bool:

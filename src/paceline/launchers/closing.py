@@ -14,7 +14,7 @@ from paceline.cluster.spec import Task
 from paceline.telemetry import faults
 from paceline.telemetry.lines import ERROR
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import Metrics, ModeChange, WorkerReport
+from paceline.telemetry.records import SERVES, Metrics, ModeChange, WorkerReport
 
 TRACEBACK = "Traceback (most recent call last)"
 TAIL_BYTES = 64 * 1024
@@ -75,8 +75,12 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
         outcome = "Training interrupted"
     changes = msgspec.convert(summary["modes"], list[ModeChange])
     step, mode = summary["global_step"], ", then ".join([str(summary["mode_spec"]), *(c.mode for c in changes)])
+    workers = msgspec.convert(summary["workers"], list[WorkerReport])
+    has_trained = not workers or any(not report.ops for report in workers) or bool(step)
     lines = [*causes, f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
-    lines += [worker_line(report) for report in msgspec.convert(summary["workers"], list[WorkerReport])]
+    if not has_trained:  # by ps and workers; what a client has made of its ops is its own
+        lines = [*causes, f"{outcome.replace('Training', 'Run', 1)}; {summary['wall_s']:.1f} s"]
+    lines += [worker_line(report) for report in workers]
     if summary.get("restarts_by_task"):
         lines.append(f"Started again: {restarts(msgspec.convert(summary['restarts_by_task'], dict[str, int]))}")
     if summary.get("virtual_gpus"):
@@ -88,20 +92,25 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
         lines.append(f"Faults injected (--chaos): {faults.told(injected)}")
     model = newest_checkpoint(paths)
     older = ", which is not the final one" if summary["error"] == NOT_SAVED else ""
-    lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
+    if has_trained or model:
+        lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
     lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there
     lines.append(f"Run folder: {shown(paths.root)} (summary.json, and what the tasks printed in logs/)")
-    lines += [f"{how_to_go_on(bool(summary['ok']), model is not None)}: {resume}"] if resume else []
+    lines += [f"{how_to_go_on(bool(summary['ok']), model is not None, has_trained)}: {resume}"] if resume else []
     return "\n".join(lines)
 
 
-def how_to_go_on(is_ok: bool, has_model: bool) -> str:
+def how_to_go_on(is_ok: bool, has_model: bool, has_trained: bool = True) -> str:
     """What the command of the last line is for. A run that has done all that its script asks for goes on only when the
     script asks for more.
 
     >>> how_to_go_on(False, True), how_to_go_on(False, False)
     ('To resume', 'To start over')
+    >>> how_to_go_on(True, False, has_trained=False)
+    'To run it again'
     """
+    if is_ok and not has_model and not has_trained:
+        return "To run it again"
     if not has_model:
         return "To start over"
     return "To train further (more epochs or steps)" if is_ok else "To resume"
@@ -121,7 +130,12 @@ def worker_line(report: WorkerReport) -> str:
 
     >>> worker_line(WorkerReport(index=0, task="worker:0", steps=12, metrics={"loss": 0.5}))
     '  worker:0  12 steps  - samples/s  step - ms  loss 0.5'
+    >>> worker_line(WorkerReport(index=1, task="worker:1", ops="serves"))
+    '  worker:1  ran ops for others'
     """
+    if report.ops:
+        did = "ran ops for others" if report.ops == SERVES else "was the client"
+        return f"  {report.task}  {did}" + ("  (did not end properly)" if report.is_lost else "")
     rate = "-" if report.samples_per_s is None else f"{report.samples_per_s:.0f}"
     step_ms = "-" if report.step_ms is None else f"{report.step_ms.median:.2f}"
     discarded = f" ({report.discarded} discarded)" if report.discarded else ""

@@ -18,7 +18,7 @@ from rich.table import Table
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.launchers.closing import metrics
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import Tick
+from paceline.telemetry.records import RUNS, SERVES, Tick
 
 TAIL_BYTES = 64 * 1024
 TOLD = ("warning", "mode")  # events that the user sees at once
@@ -104,7 +104,8 @@ class PlainLines:
         workers = present(self._workers, self._started, {*newest, *codes})
         parts = [worker_text(task, newest.get(task), codes.get(task), restarts.get(task, 0)) for task in workers]
         seconds = time.monotonic() - self._began
-        self.say(f"[{seconds:5.0f} s] global step {global_step(newest)} | {' | '.join(parts)}")
+        trained = [] if runs_ops(workers, newest) else [f"global step {global_step(newest)}"]
+        self.say(f"[{seconds:5.0f} s] {' | '.join([*trained, *parts])}")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -186,6 +187,8 @@ def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> t
             told,
             now,
         )
+    if tick.phase in (SERVES, RUNS):
+        return str(task), "", "", "", "", now
     rate = f"{tick.steps_per_s:.1f}"
     return named(task, tick), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), now
 
@@ -206,13 +209,26 @@ def worker_text(task: Task, tick: Tick | None, code: int | None, restarts: int =
     'worker:0 starting'
     >>> worker_text(Task("worker", 0), Tick(step=5, steps_per_s=2.0), None, restarts=1)
     'worker:0 step 5 (2/s)  restarted 1x'
+    >>> worker_text(Task("worker", 1), Tick(phase="serves"), None)
+    'worker:1 serves'
     """
-    if tick is None:
-        return f"{task} {phase(None, code)}"
+    if tick is None or tick.phase in (SERVES, RUNS):
+        return "  ".join(part for part in (f"{task} {phase(tick, code)}", restarted(restarts)) if part)
     parts = [f"{named(task, tick)} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
     parts += [phase(tick, code)] if code is not None else []
     parts += [restarted(restarts)]
     return "  ".join(part for part in parts if part)
+
+
+def runs_ops(workers: Sequence[Task], newest: Mapping[Task, Tick]) -> bool:
+    """Whether there is no training to tell of: all who have told anything serve ops, or call them.
+
+    >>> one, two = Task("worker", 0), Task("worker", 1)
+    >>> runs_ops([one, two], {two: Tick(phase="serves")}), runs_ops([one], {})
+    (True, False)
+    """
+    phases = [newest[task].phase for task in workers if task in newest]
+    return bool(phases) and all(each in (SERVES, RUNS) for each in phases)
 
 
 def restarted(times: int) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.telemetry.records import PsReport, Record, Tick, WorkerReport
+from paceline.telemetry.records import RUNS, SERVES, PsReport, Record, Tick, WorkerReport
 
 Shape = TypeVar("Shape", Tick, WorkerReport, PsReport)
 _fields = msgspec.json.Decoder(dict[str, object])
@@ -93,7 +93,8 @@ def _shaped(value: object, shape: type[Shape]) -> Shape | None:
 
 def _lost_worker(task: Task, tick: Tick | None) -> WorkerReport:
     last = tick or Tick()
-    return WorkerReport(index=task.index, steps=last.step, metrics=last.metrics, is_lost=True)
+    ops = last.phase if last.phase in (SERVES, RUNS) else ""
+    return WorkerReport(index=task.index, steps=last.step, metrics=last.metrics, is_lost=True, ops=ops)
 
 
 def _lost_ps(task: Task, tick: Tick | None) -> PsReport:

@@ -10,6 +10,7 @@ import msgspec
 
 # JSON has no word for a value that is not finite: a loss of NaN is written as null and read back as None.
 Metrics = Mapping[str, float | None]
+SERVES, RUNS = "serves", "runs"  # phases of a worker that trains nothing: it runs ops for others, or calls them
 OVER = "over"  # the kind of the launcher's last record about a worker: it has ended for good
 Histograms = dict[str, dict[str, int]]  # worker index -> staleness -> how many pushes
 
@@ -74,6 +75,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # what it trained on: /cpu:0, or /gpu:1 (virtual)
     metrics: Metrics = {}
     is_lost: bool = msgspec.field(default=False, name="lost")
+    ops: str = ""  # SERVES or RUNS: what it did where it trained nothing
 
 
 class ModeChange(msgspec.Struct, frozen=True, kw_only=True):

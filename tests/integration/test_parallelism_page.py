@@ -22,6 +22,7 @@ CHECK = """
 images, labels = next(iter(loader))
 loss_fn(model, images, labels).backward()
 assert all(p.grad is not None for p in model.parameters())
+assert two_floors()(images).shape == whole(images).shape
 print("ran")
 """
 
@@ -29,7 +30,7 @@ print("ran")
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(processes: Processes) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     script = processes.folder / "page.py"
     here = [re.sub(r'"/(gpu|job:worker/task):\d"', '"/cpu:0"', block) for block in blocks]
     assert all("/cpu:0" in block and "/job" not in block for block in here)

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 
 from paceline.cluster.devices import Device
 from paceline.errors import ConnectionLost, ProtocolError, UsageError
-from paceline.ingraph import layers
+from paceline.ingraph import attributes, layers
 from paceline.ingraph.draws import turn_of
 from paceline.ingraph.mirror import signature
 from paceline.ingraph.op import find, op
+from paceline.ingraph.precision import Precision
 from paceline.ingraph.replicas import computed, follow, moved, training_of
 from paceline.worker.torch_devices import torch_device
 
@@ -51,6 +52,7 @@ class Copy:
                 if (mine.dtype, mine.stride()) != (value.dtype, value.stride()):
                     mine.data = torch.empty_like(value, device=self.device)  # as module.to() does
                 mine.copy_(value)  # autograd sees it, and refuses a backward that needs what was there before
+        attributes.put(self.module, news.get("attributes", {}))
         if "training" in news:
             follow(self.module, news["training"], news["trained"])
 
@@ -92,11 +94,13 @@ def held() -> Copy:
 
 
 @op
-def tower(news: News, loss: str, batch: Any, seed: int, wants_buffers: bool) -> tuple[Any, list[Any], list[Any]]:
+def tower(
+    news: News, loss: str, batch: Any, seed: int, wants_buffers: bool, precision: Any
+) -> tuple[Any, list[Any], list[Any]]:
     """The loss of a batch, its gradient, and the buffers as it leaves them if they are wanted."""
     copy = current(news)
     with seeded(seed, copy.device):
-        done = computed(copy.module, find(loss).fn, moved(batch, copy.device))
+        done = computed(copy.module, find(loss).fn, moved(batch, copy.device), copy.device, _precision(precision))
     return done.loss, done.gradients, done.buffers if wants_buffers else []
 
 
@@ -113,10 +117,17 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @op
 def forward(
-    news: News, number: int | None, over: Sequence[int], given: tuple[Any, Any], wanted: Sequence[bool], state: Any
+    news: News,
+    number: int | None,
+    over: Sequence[int],
+    given: tuple[Any, Any],
+    wanted: Sequence[bool],
+    state: Any,
+    precision: Any,
 ) -> tuple[Any, list[bool], list[Any], Any]:
     """Run the module. `number`: of this pass, None if no backward will come; `over`: passes that are done with;
-    `wanted`: for which input tensors a gradient will be; `state`: of the caller's generator, if the module may draw.
+    `wanted`: for which input tensors a gradient will be; `state`: of the caller's generator, if the module may draw;
+    `precision`: of the caller's autocast.
 
     The result, which of its tensors have gradients, the buffers, and the generator's state where it has changed.
     """
@@ -131,7 +142,8 @@ def forward(
             inputs.append(get_gradient_edge(leaves[place].requires_grad_(True)))
             leaves[place] = leaves[place].clone()  # the first layer may work in place
     args, kwargs = pytree.tree_unflatten(leaves, shape)
-    with _drawing(state, copy.device) as drawn, torch.set_grad_enabled(number is not None):
+    is_traced, cast = number is not None, _precision(precision).on(copy.device)
+    with _drawing(state, copy.device) as drawn, torch.set_grad_enabled(is_traced), cast:
         result = copy.module(*args, **kwargs)
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if number is not None:
@@ -187,6 +199,13 @@ def _drawing(state: Any, device: torch.device) -> Iterator[list[Any]]:
         yield drawn
         after = generator.get_state()
         drawn[0] = None if torch.equal(after, state) else after
+
+
+def _precision(told: Any) -> Precision:
+    try:
+        return msgspec.convert(told, Precision)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"a precision that does not parse: {error}") from error
 
 
 def _made(how: dict[str, Any]) -> nn.Module:

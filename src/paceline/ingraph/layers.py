@@ -82,21 +82,24 @@ def describe(module: nn.Module) -> list[Layer]:
     ['Linear', 'ReLU', 'Sequential']
     """
     told: list[Layer] = []
-    _describe(module, told, {})
+    _describe(module, "", told, {})
     _refuse_ties(module)
     return told
 
 
-def _describe(module: nn.Module, told: list[Layer], numbers: dict[nn.Module, int]) -> int:
+def _describe(module: nn.Module, name: str, told: list[Layer], numbers: dict[nn.Module, int]) -> int:
     if module in numbers:
         return numbers[module]
     kind = type(module).__name__
+    if (where := getattr(vars(module).get("forward"), "where", None)) is not None:
+        raise refusal(f"its part {name!r} ({kind}) is itself placed on {where}")
     if not _is_plain(module):
         raise refusal(f"{type(module).__module__}.{type(module).__qualname__} is no plain layer of torch.nn")
     if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
         raise refusal(f"this {kind} has hooks, or a forward of its own")
     if kind == SEQUENTIAL:
-        children = [(name, _describe(child, told, numbers)) for name, child in module._modules.items() if child]
+        named = [(each, child) for each, child in module._modules.items() if child]
+        children = [(each, _describe(child, f"{name}.{each}".lstrip("."), told, numbers)) for each, child in named]
         layer = Layer(kind, {}, children)
     else:
         layer = Layer(kind, {name: _argument(module, name) for name in LAYERS[kind]})

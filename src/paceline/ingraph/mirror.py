@@ -20,6 +20,7 @@ from torch import nn
 from paceline.cluster.devices import Device
 from paceline.errors import ConnectionLost, UsageError
 from paceline.ingraph import draws, layers, neighbours
+from paceline.ingraph.attributes import Attributes, attributes_of, changed, check_structure, structure_of
 from paceline.ingraph.op import Op
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import tensors_of, trained_of, training_of
@@ -35,6 +36,7 @@ class News(msgspec.Struct, frozen=True):
     told: dict[str, Any]
     hashes: list[bytes]
     modes: tuple[list[bool], list[bool]]
+    attributes: Attributes
 
 
 class Mirror:
@@ -47,6 +49,7 @@ class Mirror:
         self._remote = remote
         self._end = weakref.finalize(self, remote.close)  # nobody closes a module
         self._how = {**how(module, build), "device": hardware, "tensors": signature(module)}
+        self._structure, self._attributes = structure_of(module), attributes_of(module)  # when the copy is made
         self._heard: News | None = None
         self._given_away = 0  # so many values, the first ones, are the copy's own
 
@@ -56,17 +59,23 @@ class Mirror:
 
     def news(self, module: nn.Module) -> News:
         """What the copy must hear now. Nothing in it changes when the module does."""
+        check_structure(module, self._structure)
         heard, tensors, kept = self._heard, tensors_of(module), self._given_away
         hashes = [b""] * kept + [digest(tensor) for tensor in tensors[kept:]]
         before = heard.hashes if heard is not None else [b""] * len(hashes)
-        changed = [number for number in range(kept, len(hashes)) if hashes[number] != before[number]]
-        told: dict[str, Any] = {"values": [(number, tensors[number].clone()) for number in changed]}
+        other = [number for number in range(kept, len(hashes)) if hashes[number] != before[number]]
+        told: dict[str, Any] = {"values": [(number, tensors[number].clone()) for number in other]}
         modes = training_of(module), trained_of(module)
+        attributes, known = attributes_of(module), self._attributes
         if heard is None and not kept:
             told["how"] = self._how
+        else:
+            known = heard.attributes if heard is not None else {}  # {}: after an error nobody knows
+        if new := changed(attributes, known):
+            told["attributes"] = new
         if heard is None or modes != heard.modes:
             told["training"], told["trained"] = modes
-        return News(told, hashes, modes)
+        return News(told, hashes, modes, attributes)
 
     def call(self, what: Op[..., Any], news: News, *args: Any) -> Any:
         """Run one of ingraph/copies after the news; if that fails, the next call tells everything anew."""

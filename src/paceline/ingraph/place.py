@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -26,6 +27,7 @@ from paceline.cluster.devices import Device
 from paceline.errors import UsageError
 from paceline.ingraph import copies
 from paceline.ingraph.mirror import Build, Mirror, remote_for
+from paceline.ingraph.precision import Precision
 from paceline.ingraph.replicas import moved
 from paceline.ingraph.resident import Resident
 from paceline.worker.torch_devices import torch_device
@@ -70,6 +72,7 @@ class Nearby:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module = module
         self._device = device
+        self.where = str(device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         home = _home([*pytree.tree_leaves((args, kwargs))])
@@ -83,6 +86,7 @@ class Across:
     def __init__(self, module: nn.Module, mirror: Mirror, resident: Resident | None) -> None:
         self._module = module
         self._mirror = mirror
+        self.where = mirror.task
         self._resident = resident
         self._passes = 0
         self._over: deque[int] = deque()  # passes that are done with, and the other side does not know yet
@@ -113,7 +117,8 @@ class Across:
                 self._passes += 1
                 number = self._passes
             news = self._mirror.news(self._module)
-            told = self._mirror.call(copies.forward, news, number, over, asked.given(inputs), list(wanted), state)
+            given, precision = asked.given(inputs), msgspec.to_builtins(Precision.now())
+            told = self._mirror.call(copies.forward, news, number, over, given, list(wanted), state, precision)
             _, _, buffers, drawn = told
             self._take_buffers(buffers)
         if drawn is not None:

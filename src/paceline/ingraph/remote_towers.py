@@ -5,13 +5,16 @@ made by an op. Must never read the model in its own thread: the thread that trai
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from paceline.cluster.devices import Device
 from paceline.ingraph import copies, neighbours
 from paceline.ingraph.mirror import Build, Mirror, News, op_name, remote_for
+from paceline.ingraph.precision import Precision
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import Batch, Computed, LocalTower, Loss, Tower
 from paceline.worker.torch_devices import here, torch_device
@@ -41,11 +44,12 @@ class RemoteTower:
         self._mirror = Mirror(remote, model, build, str(device.hardware), f"tower {number}")
         self._number = number
         self._news: News | None = None
+        self._precision: Any = None
         self._passes = 0
         self._seed = torch.initial_seed()
 
     def load(self, model: nn.Module) -> None:
-        self._news = self._mirror.news(model)
+        self._news, self._precision = self._mirror.news(model), msgspec.to_builtins(Precision.now())
 
     def compute(self, loss: Loss, batch: Batch) -> Computed:
         assert self._news is not None, "load() comes first"
@@ -53,7 +57,7 @@ class RemoteTower:
         self._passes += 1
         seed = (self._seed + (self._passes << 20) + self._number) % (1 << 63)
         name = op_name(loss, "loss")
-        told = self._mirror.call(copies.tower, self._news, name, given, seed, self._number == 0)
+        told = self._mirror.call(copies.tower, self._news, name, given, seed, self._number == 0, self._precision)
         return Computed(*told)
 
     def close(self) -> None:

@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from paceline.errors import UsageError
+from paceline.ingraph.attributes import attributes_of, changed, check_structure, put, structure_of
 from paceline.ingraph.op import Op
+from paceline.ingraph.precision import Precision, plain_on
 
 Loss = Callable[..., torch.Tensor]  # of a model and what a batch holds
 Batch = Sequence[Any] | Mapping[str, Any]
@@ -34,7 +36,7 @@ class Tower(Protocol):
     place: str  # towers of one place take turns
 
     def load(self, model: nn.Module) -> None:
-        """Take the model's values; called while this tower computes nothing."""
+        """Take the model's values, and the precision of this thread; called while this tower computes nothing."""
 
     def compute(self, loss: Loss, batch: Batch) -> Computed:
         """The gradient of one batch, in whichever thread calls."""
@@ -49,8 +51,14 @@ class LocalTower:
         self.place = str(device)
         self._device = device
         self._copy = copy.deepcopy(model).to(device)
+        self._structure, self._attributes = structure_of(model), attributes_of(model)
+        self._precision = Precision.now()
 
     def load(self, model: nn.Module) -> None:
+        check_structure(model, self._structure)
+        known, self._attributes = self._attributes, attributes_of(model)
+        put(self._copy, changed(self._attributes, known))
+        self._precision = Precision.now()
         follow(self._copy, training_of(model), trained_of(model))
         mine, its = tensors_of(self._copy), tensors_of(model)
         if mine:
@@ -58,22 +66,24 @@ class LocalTower:
                 torch._foreach_copy_(mine, its)
 
     def compute(self, loss: Loss, batch: Batch) -> Computed:
-        return computed(self._copy, loss, moved(batch, self._device))
+        return computed(self._copy, loss, moved(batch, self._device), self._device, self._precision)
 
     def close(self) -> None:
         """Nothing but memory is held."""
 
 
-def computed(module: nn.Module, loss: Loss, batch: Batch) -> Computed:
+def computed(module: nn.Module, loss: Loss, batch: Batch, device: torch.device, precision: Precision) -> Computed:
     """The gradient of one batch: every tower, near or far, computes it here."""
     module.zero_grad(set_to_none=True)
     with torch.enable_grad():
         plain = loss.fn if isinstance(loss, Op) else loss  # an op would look for a device scope
-        value = plain(module, **batch) if isinstance(batch, Mapping) else plain(module, *batch)
+        with precision.on(device):
+            value = plain(module, **batch) if isinstance(batch, Mapping) else plain(module, *batch)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             raise UsageError(f"A tower's loss is one number in a tensor, such as cross_entropy gives, not {shape}.")
-        value.backward()  # type: ignore[no-untyped-call]
+        with plain_on(device):
+            value.backward()  # type: ignore[no-untyped-call]
     return Computed(value.detach(), [p.grad for p in module.parameters()], list(module.buffers()))
 
 

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline
 from paceline.datasets import mnist
+from paceline.errors import UsageError
 from paceline.models.mlp import document_000
 
 BATCH = 100
@@ -53,7 +54,12 @@ def find_workers(args: argparse.Namespace) -> list[str]:
         if server.task.index > 0:
             server.join()
             raise SystemExit
-        return [f"/job:worker/task:{index}" for index in server.cluster.task_indices("worker")[1:]]
+        towers = server.cluster.task_indices("worker")[1:]
+        if not towers:
+            raise UsageError(
+                "in_graph.py needs at least 2 workers: worker:0 is the client, each other one has a tower."
+            )
+        return [f"/job:worker/task:{index}" for index in towers]
     cluster = {"worker": args.worker_hosts.split(",")}
     if args.job_name == "worker":
         paceline.Server(cluster, job_name="worker", task_index=args.task_index).join()

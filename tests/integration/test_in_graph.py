@@ -10,6 +10,11 @@ import pytest
 import torch
 from processes import Process, Processes
 
+from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import UsageError
+from paceline.ingraph import server as servers
 from paceline.launchers.ports import Reserved
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -121,3 +126,20 @@ def test_towers_on_the_cpu(updates: str, processes: Processes) -> None:
     assert f"2 towers, {updates}: /device:CPU:0, /device:CPU:0; variables on cpu" in run.text
     assert re.search(r"step 20, loss = \d\.\d\d \(\d+ examples/sec\)", run.text)
     assert len(re.findall(r"Test accuracy.*: 0\.\d{4}", run.text)) == 2
+
+
+def test_a_client_without_workers_says_how_many_it_needs(ports: Reserved, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import in_graph
+
+    cluster = ClusterSpec({"ps": ports.addresses(1), "worker": ports.addresses(1)})
+    ports.before_start()
+    alone = Assignment(cluster, Task("worker", 0), 1, Settings(run_id="r"), bytes(32), "launcher")
+    for name, value in encode_for_child(alone).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["in_graph.py"])
+    monkeypatch.setattr("sys.excepthook", lambda *args: None)  # a server in a script changes it; here nobody should
+    with pytest.raises(UsageError, match="at least 2 workers"):
+        in_graph.find_workers(in_graph.arguments())
+    while servers._servers:
+        servers._servers[-1].stop()

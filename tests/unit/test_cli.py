@@ -216,6 +216,15 @@ def test_demo_takes_flags_after_its_name(requests: list[local.Request]) -> None:
     assert (requests[0].workers, requests[1].settings.mode) == (3, "sync")
 
 
+def test_a_demo_s_own_help_starts_nothing(
+    requests: list[local.Request], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert call("demo", "autoencoder", "--", "--help") == 0
+    assert "--hidden" in capsys.readouterr().out and not requests
+
+
 def test_every_number_of_a_mode_reaches_the_settings(requests: list[local.Request]) -> None:
     dial = ["--replicas-to-aggregate=2", "--extra_tokens", "1", "--grace-ms", "20%"]
     assert call("run", "--mode=sync", *dial, "train.py") == 0
@@ -308,6 +317,7 @@ def test_serve_hands_only_its_own_flags_to_discovery() -> None:
         (["run", "--ps-hosts", "h:1,h:1", "train.py"], "both have the address"),
         (["run", "--ps-hosts", "192.0.2.1:2222", "train.py"], "not an address of this host"),
         (["demo", "mnits"], "did you mean 'mnist'"),
+        (["demo", "mnist", "extra"], "'extra' is none"),
         (["serve"], "--job_name"),
         (
             ["serve", "--job_name=ps", "--task_index=4", "--ps_hosts=a:1", "--worker_hosts=a:2"],

@@ -111,10 +111,11 @@ def test_who_may_come_later_is_not_started_at_once(capsys: pytest.CaptureFixture
 
 
 def test_gpus_restarts_image_and_module(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    words = ["--gpus", "device=0,1", "--max-restarts", "5", "--image", "mine:1", "--code", "/srv/code", "-m", "json"]
+    code = str(folder.parent)
+    words = ["--gpus", "device=0,1", "--max-restarts", "5", "--image", "mine:1", "--code", code, "-m", "json"]
     ps, worker, _ = docker(capsys, *words)
     assert after(worker, "--gpus") == ['"device=0,1"'] and not after(ps, "--gpus")
-    assert after(worker, "--restart") == ["on-failure:5"] and after(worker, "-w") == ["/srv/code"]
+    assert after(worker, "--restart") == ["on-failure:5"] and after(worker, "-w") == [code]
     assert inside(worker, "mine:1")[-2:] == ["-m", "json"]
     service = compose(capsys, *words)["worker-0"]
     assert service["restart"] == "on-failure:5"
@@ -158,6 +159,7 @@ def test_the_secret_is_mounted_and_never_printed(capsys: pytest.CaptureFixture[s
         (["--run-dir", "a:b", "train.py"], "colon"),
         (["--workers", "0", "train.py"], "at least 1"),
         (["--resume", "nowhere", "train.py"], "--resume 'nowhere': there is no such folder"),
+        (["--code", "/absent", "train.py"], "--code /absent: there is no such folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

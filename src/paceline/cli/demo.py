@@ -34,12 +34,17 @@ def demo(
 ) -> None:
     """Train on 1 ps + 2 workers: MNIST (it ships inside the package), or another of the built-in programs."""
     from paceline.launchers.demos import DEMOS
+    from paceline.launchers.entry import Program, execute
 
     rest = list(words or ())
     name = rest.pop(0) if rest and not rest[0].startswith("-") else "mnist"
     if name not in DEMOS:
         raise UsageError(f"Unknown demo {name!r}; {hint(name, DEMOS)}.")
+    if rest and not rest[0].startswith("-"):
+        raise UsageError(f"A demo's own arguments are options, after --; {rest[0]!r} is none.")
     chosen = DEMOS[name]
+    if {"-h", "--help"} & set(rest):
+        execute(Program(script=str(chosen.script), args=("--help",)))
     own = {flag: value for flag, value in chosen.flags.items() if is_default(ctx, flag)}
     code = start({**ctx.params, **own}, str(chosen.script), tuple(rest), is_module=False)
     if code == EXIT_OK and not dry_run:

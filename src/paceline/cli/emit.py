@@ -77,6 +77,8 @@ def shipment(ctx: typer.Context) -> "Shipment":
             check_resume(settings.resume)
         settings = msgspec.structs.replace(settings, resume=os.path.abspath(settings.resume))
     code = os.path.abspath(params["code"] or (os.getcwd() if is_module else Path(script).parent))
+    if is_one_host and not os.path.isdir(code):  # docker would make an empty one
+        raise UsageError(f"--code {params['code']}: there is no such folder.")
     absolute = program if is_module else Program(script=os.path.abspath(script), args=program.args)
     secret = None
     if not settings.insecure:

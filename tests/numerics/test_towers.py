@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from alike import assert_same, mean, weights
@@ -152,6 +153,31 @@ def test_one_batch_is_split_in_order() -> None:
             three.split((torch.ones(2),))
         with pytest.raises(UsageError, match="tensors of 2, 3 samples"):
             three.split((torch.ones(2), torch.ones(3)))
+
+
+def test_arrays_and_lists_of_samples_are_cut_too_and_others_refused() -> None:
+    model = model_of()
+    with towers(model, momentum(model), HERE) as both:
+        batch_of_3 = (torch.arange(3), np.arange(6).reshape(3, 2), [7, 8, 9], {"names": ["a", "b", "c"], "rate": 0.5})
+        first, second = both.split(batch_of_3)
+        assert first[0].tolist() == [0, 1] and first[1].tolist() == [[0, 1], [2, 3]] and first[2] == [7, 8]
+        assert second[3] == {"names": ["c"], "rate": 0.5}
+        assert [part[0].tolist() for part in both.split((np.arange(2), "a word"))] == [[0], [1]]
+        nested = both.split((torch.arange(2), [torch.arange(2), (torch.arange(2), "both")]))
+        assert nested[1] == (torch.tensor([1]), [torch.tensor([1]), (torch.tensor([1]), "both")])
+        with pytest.raises(UsageError, match=r"a list of 2 beside 3 samples"):
+            both.split((torch.arange(3), [0.1, 0.2]))
+        with pytest.raises(UsageError, match="2, 3 samples"):
+            both.split((torch.arange(3), np.arange(2)))
+
+
+def test_an_optimizer_that_towers_cannot_step_is_refused() -> None:
+    model, other = model_of(), model_of()
+    for made in (momentum(other), SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.1)):
+        with pytest.raises(UsageError, match=r"parameter\(s\) that the model does not have"):
+            towers(model, made, HERE)
+    with pytest.raises(UsageError, match=r"LBFGS computes the loss several times"):
+        towers(model, torch.optim.LBFGS(model.parameters()), HERE)
 
 
 def test_what_a_dataloader_gives_is_not_taken_for_two_batches() -> None:

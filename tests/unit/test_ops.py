@@ -181,6 +181,25 @@ def test_an_op_that_is_not_registered_there(serving: Serving, monkeypatch: pytes
     assert "\n" not in told
 
 
+@pytest.mark.parametrize("device", [TASK_0, "/cpu:0"])
+@pytest.mark.parametrize("is_endless", [False, True], ids=["deep", "in itself"])
+def test_what_is_nested_too_deep_is_one_sentence(serving: Serving, device: str, is_endless: bool) -> None:
+    serving.start(0)
+    nested: list[object] = []
+    if is_endless:
+        nested.append(nested)
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(UsageError, match="nested more than 100 deep, or in itself"), paceline.device(device):
+        length(nested)
+    assert length(nested) == 1, "here it is nobody's business"
+
+
+@paceline.op
+def length(x: list[object]) -> int:
+    return len(x)
+
+
 @pytest.mark.parametrize("name", ["os:system", "builtins:eval", "posix:abort", "subprocess:run"])
 def test_nothing_is_imported_because_a_call_names_it(serving: Serving, name: str) -> None:
     serving.start(0)

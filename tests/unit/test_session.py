@@ -121,6 +121,32 @@ def test_what_is_no_node_is_refused(fetch: object, sentence: str) -> None:
         session.run(fetch)
 
 
+@pytest.mark.parametrize("feeds", [[1], 1, "x"])
+def test_feeds_that_are_no_dict_are_refused(feeds: object) -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    with (
+        Session(graph=graph) as session,
+        pytest.raises(UsageError, match="feed_dict is a dict of nodes and values, not"),
+    ):
+        session.run(x, feeds)  # type: ignore[arg-type]
+
+
+def test_a_session_at_a_server_that_this_process_has_stopped_is_one_sentence(serving: Serving) -> None:
+    """Nobody else will start it again: there is nothing to wait for."""
+    serving.start(0, 1)
+    session = Session(serving.target(0), Graph())
+    serving.servers[0].stop()
+    with session, pytest.raises(UsageError, match=r"task:0 was stopped by this program"):
+        session.graph = Graph()
+        session.run(session.graph.constant(1))
+    with pytest.raises(UsageError, match=r"task:0 was stopped by this program"):
+        Session(serving.target(0), Graph())
+    serving.start(0)
+    with Session(serving.target(0), graph := Graph()) as session:
+        assert session.run(graph.constant(1)) == 1, "started again"
+
+
 def test_a_missing_feed_is_refused_before_anything_runs() -> None:
     graph = Graph()
     ran.clear()

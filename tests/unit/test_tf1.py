@@ -116,6 +116,12 @@ def test_a_graph_of_ones_own() -> None:
         (lambda: tf.constant([1, 2, 3], shape=[2]), "3 values do not fill the shape"),
         (lambda: tf.constant("a", shape=[2]), "A string constant has no shape"),
         (lambda: tf.constant({"a": 1}), "is no tensor"),
+        (lambda: tf.constant([[1], [2, 3]]), r"\[\[1\], \[2, 3\]\] is no tensor: its lists differ in length"),
+        (lambda: tf.constant([["a"], ["b", "c"]], tf.string), "is no tensor: its lists differ in length"),
+        (lambda: tf.Variable(1.0), r"tf.Variable is not here.*PyTorch's.*docs/ingraph.md"),
+        (lambda: tf.global_variables_initializer(), "tf.global_variables_initializer is not here"),
+        (lambda: tf.train.GradientDescentOptimizer(0.1), "tf.train.GradientDescentOptimizer is not here"),
+        (lambda: tf.matmull, "did you mean 'matmul'"),
         (lambda: tf.constant("abc", dtype=tf.float32), "cannot become float32"),
         (lambda: tf.constant(3, dtype=tf.string), "is no string"),
         (lambda: tf.placeholder("float32"), "A placeholder needs a type"),
@@ -125,6 +131,10 @@ def test_a_graph_of_ones_own() -> None:
 def test_what_tensorflow_would_refuse_is_refused(make: object, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         make()  # type: ignore[operator]
+
+
+def test_whoever_asks_whether_a_name_is_there_is_told_so() -> None:
+    assert hasattr(tf, "matmul") and not hasattr(tf, "Variable") and not hasattr(tf.train, "Saver")
 
 
 def test_a_feed_of_another_shape_is_refused() -> None:

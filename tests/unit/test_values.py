@@ -79,6 +79,7 @@ def test_the_order_in_memory_is_kept(tensor: torch.Tensor) -> None:
     "tensor",
     [
         torch.arange(12.0)[::2],
+        torch.arange(2.0)[::2],
         torch.ones(3, 1).expand(3, 4),
         torch.empty(0, 3),
         torch.tensor(5),
@@ -86,7 +87,7 @@ def test_the_order_in_memory_is_kept(tensor: torch.Tensor) -> None:
         torch.nn.Parameter(torch.ones(2)),
         torch.ones(2, requires_grad=True) * 2,
     ],
-    ids=["strided", "expanded", "empty", "scalar", "conjugate", "parameter", "with a history"],
+    ids=["strided", "one of two", "expanded", "empty", "scalar", "conjugate", "parameter", "with a history"],
 )
 def test_any_plain_tensor_comes_as_a_plain_one(tensor: torch.Tensor) -> None:
     came = there(tensor)

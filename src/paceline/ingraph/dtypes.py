@@ -59,7 +59,7 @@ def guessed(value: Any) -> DType:
     """The type that TensorFlow gives to a value: Python's floats are float32, its whole numbers int32."""
     if isinstance(value, torch.Tensor):
         return _of(value.dtype, value)
-    array = np.asarray(value)
+    array = _array(value)
     if array.dtype.kind in "SU":
         return string
     if isinstance(value, np.ndarray | np.generic):
@@ -89,10 +89,17 @@ def _as_bytes(value: Any) -> Any:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    array = np.asarray(value)
+    array = _array(value)
     if array.dtype.kind not in "SU":
         raise UsageError(f"{_short(value)} is no string.")
     return np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+
+
+def _array(value: Any) -> Any:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise UsageError(f"{_short(value)} is no tensor: its lists differ in length.") from None
 
 
 def _short(value: Any) -> str:

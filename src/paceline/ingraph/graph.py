@@ -173,11 +173,12 @@ def graph_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
 
 
 def _nodes_in(value: Any) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    elif type(value) is dict:
-        for each in value.values():
-            yield from _nodes_in(each)
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from _nodes_in(each)
+    """In their order, however deep they lie; what is in itself is looked at once."""
+    left, seen = [value], set()
+    while left:
+        each = left.pop()
+        if isinstance(each, Node):
+            yield each
+        elif type(each) in (dict, list, tuple) and id(each) not in seen:
+            seen.add(id(each))
+            left += reversed(list(each.values()) if type(each) is dict else each)

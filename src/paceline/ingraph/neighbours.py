@@ -49,6 +49,11 @@ class Neighbours:
         return self.assignment.task
 
     @property
+    def address(self) -> str:
+        """Where this process serves; nowhere: empty."""
+        return self.cluster.address(self.task) if self.is_serving else ""
+
+    @property
     def serving_tasks(self) -> list[Task]:
         """Who can run ops: everybody, but a launched ps, and one that was found to be one, holds parameters."""
         jobs = [job for job in self.cluster.jobs if job != "ps" or self.assignment.source != "launcher"]
@@ -147,12 +152,19 @@ def connect(cluster: ClusterSpec | Mapping[str, Addresses]) -> Neighbours:
 def become(made: Neighbours) -> None:
     """From now on this process sees the cluster like this."""
     _latest.append(made)
+    _stopped.discard(made.address)
 
 
 def leave(made: Neighbours) -> None:
     if made in _latest:
         _latest.remove(made)
+        _stopped.add(made.address)
     made.close()
+
+
+def was_stopped(address: str) -> bool:
+    """Whether this process has served at that address, and does no more."""
+    return address in _stopped
 
 
 def current() -> Neighbours:
@@ -230,6 +242,7 @@ def say(line: str) -> None:
 
 
 _latest: list[Neighbours] = []
+_stopped: set[str] = set()  # addresses
 _finding = threading.Lock()
 _serving: ContextVar[Neighbours | None] = ContextVar("serving", default=None)
 _caller: ContextVar[Stream | None] = ContextVar("caller", default=None)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -153,17 +154,44 @@ def split(batch: Any, count: int) -> list[Any]:
     [(tensor([0, 1, 2]), tensor([0, 2, 4])), (tensor([3, 4]), tensor([6, 8]))]
     """
     whole = (batch,) if isinstance(batch, torch.Tensor) else batch
-    leaves, shape = pytree.tree_flatten(whole)
-    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    leaves, shape = pytree.tree_flatten(whole, is_leaf=lambda part: part is not whole and _is_list_of_samples(part))
+    sizes = {len(leaf) for leaf in leaves if _has_samples(leaf)}
     if len(sizes) != 1:
         found = f"tensors of {', '.join(map(str, sorted(sizes)))} samples" if sizes else "no tensor"
         raise UsageError(f"A batch is cut along the first dimension of its tensors, which must agree; it has {found}.")
     if min(sizes) < count:
         raise UsageError(f"A batch of {min(sizes)} samples cannot be cut for {count} towers; each needs one at least.")
-    cut = [
-        leaf.tensor_split(count) if isinstance(leaf, torch.Tensor) and leaf.dim() else [leaf] * count for leaf in leaves
-    ]
+    cut = [_cut(leaf, count, min(sizes)) for leaf in leaves]
     return [pytree.tree_unflatten([parts[at] for parts in cut], shape) for at in range(count)]
+
+
+def _cut(leaf: Any, count: int, size: int) -> Sequence[Any]:
+    """What has samples in parts, anything else for all."""
+    if _has_samples(leaf):
+        parts: Sequence[Any] = (
+            leaf.tensor_split(count) if isinstance(leaf, torch.Tensor) else np.array_split(leaf, count)
+        )
+        return parts
+    if not _is_list_of_samples(leaf):
+        return [leaf] * count
+    if len(leaf) != size:
+        raise UsageError(
+            f"The batch has a list of {len(leaf)} beside {size} samples; a list is cut like the tensors. Give what is "
+            "for all towers as a number, a string, or by itself in the loss."
+        )
+    numbers = torch.arange(size).tensor_split(count)
+    return [[leaf[at] for at in part.tolist()] for part in numbers]
+
+
+def _has_samples(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > 0
+
+
+def _is_list_of_samples(part: Any) -> bool:
+    """A list in which no tensor is; one with tensors is a part of the batch's own nesting."""
+    return type(part) is list and not any(
+        isinstance(leaf, torch.Tensor | np.ndarray) for leaf in pytree.tree_leaves(part)
+    )
 
 
 def check_batch(batch: Any) -> None:

@@ -15,12 +15,12 @@ import torch
 from paceline.cluster.discovery import CLIENT, Assignment, discover_as
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task, split_address
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, UsageError, WaitTimeout
 from paceline.ingraph import scope, values
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.graph import Graph, Node
 from paceline.ingraph.master import Master, NodeDef, Options
-from paceline.ingraph.neighbours import LOCALHOST, Neighbours, current, remote_to, say
+from paceline.ingraph.neighbours import LOCALHOST, Neighbours, current, remote_to, say, was_stopped
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import Remote
 from paceline.worker import torch_devices
@@ -56,6 +56,9 @@ class Session:
         """The values of these nodes, in the same nesting of lists, tuples and dicts; tensors come as numpy arrays."""
         if self._is_closed:
             raise UsageError("This session is closed; make a new one.")
+        if feed_dict is not None and not isinstance(feed_dict, Mapping):
+            given = type(feed_dict).__name__
+            raise UsageError(f"feed_dict is a dict of nodes and values, not a {given}: session.run(fetches, {{x: 1}}).")
         nodes: list[Node] = []
         values.mapped(fetches, lambda leaf: nodes.append(self._node(leaf)))
         feeds = {self._node(key).name: _fed(self._node(key), value) for key, value in (feed_dict or {}).items()}
@@ -127,13 +130,25 @@ class _Far:
     def __init__(self, target: str, options: Options) -> None:
         self._remote = _remote(target)
         self._limit_s = options.timeout_s + MASTER_S if options.timeout_s else None
-        self._name: str = self._remote.call("open_session", (msgspec.to_builtins(options),))
+        self._name: str = self._call("open_session", msgspec.to_builtins(options))
 
     def extend(self, nodes: Sequence[NodeDef]) -> None:
-        self._remote.call("extend", (self._name, [msgspec.structs.asdict(node) for node in nodes]))
+        self._call("extend", self._name, [msgspec.structs.asdict(node) for node in nodes])
 
     def run(self, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
-        return list(self._remote.call("run", (self._name, fetches, feeds), limit_s=self._limit_s))
+        return list(self._call("run", self._name, fetches, feeds, limit_s=self._limit_s))
+
+    def _call(self, verb: str, *args: Any, limit_s: float | None = None) -> Any:
+        """Ask the master; one that this very process has stopped is not waited for."""
+        if not was_stopped(self._remote.address):
+            return self._remote.call(verb, args, limit_s=limit_s, what="the session")
+        try:
+            return self._remote.call(verb, args, wait_s=0.0, limit_s=limit_s, what="the session")
+        except WaitTimeout:
+            raise UsageError(
+                f"The server of {self._remote.name} was stopped by this program, and its sessions ended with it; make "
+                "another server, and a new session at its target."
+            ) from None
 
     def close(self) -> None:
         with suppress(PacelineError):  # a master that is gone has no session either

@@ -6,11 +6,12 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.cluster.spec import ClusterSpec
+from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.ingraph import dtypes, scope
 from paceline.ingraph import session as sessions
@@ -169,7 +170,37 @@ class Session(sessions.Session):
         super().__init__(target, graph or get_default_graph(), config)
 
 
-class train:
+class NotHere(UsageError, AttributeError):
+    """A name of TensorFlow's that is not among ours; hasattr() says so, too."""
+
+
+def _not_here(name: str, known: Sequence[str]) -> NotHere:
+    near = hint(name.rpartition(".")[2], known)
+    guess = near.partition(" (")[0] if near.startswith("did you mean") else "docs/ingraph.md has the list"
+    return NotHere(
+        f"tf.{name} is not here: paceline.tf1 has the graphs and sessions of TensorFlow's small programs, and training "
+        f"(variables, gradients, optimizers) is PyTorch's, see docs/ingraph.md; {guess}"
+    )
+
+
+if not TYPE_CHECKING:  # else every name would be right for mypy
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _not_here(name, __all__)
+
+
+class _Names(type):
+    """What a class like tf.train says of names that it lacks."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _not_here(f"{cls.__name__}.{name}", [each for each in vars(cls) if not each.startswith("_")])
+
+
+class train(metaclass=_Names):
     """tf.train."""
 
     ClusterSpec = ClusterSpec
@@ -200,7 +231,7 @@ class flags:
     DEFINE_bool = DEFINE_boolean
 
 
-class app:
+class app(metaclass=_Names):
     """tf.app."""
 
     flags = flags

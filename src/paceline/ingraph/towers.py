@@ -92,6 +92,7 @@ class Towers:
         build: Callable[..., nn.Module] | None,
     ) -> None:
         parsed = _checked(devices, options)
+        _check_optimizer(model, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.mode = options.mode
@@ -301,6 +302,19 @@ def _checked(devices: Sequence[str], options: TowerOptions) -> list[Device]:
             "on the ps if the optimizer was prepared: ctx.prepare(model, optimizer)."
         )
     return [Device.parse(each) for each in devices]
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Towers give gradients to the model's parameters, once a step, and to nothing else."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("LBFGS computes the loss several times in a step, and towers once; use another optimizer.")
+    own = set(model.parameters())
+    strange = sum(each not in own for group in optimizer.param_groups for each in group["params"])
+    if strange:
+        raise UsageError(
+            f"The optimizer has {strange} parameter(s) that the model does not have, which towers would never train; "
+            "make it of model.parameters()."
+        )
 
 
 def _shown(device: Device) -> str:

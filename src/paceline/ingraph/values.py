@@ -16,6 +16,7 @@ import torch
 from paceline.errors import ProtocolError, UsageError
 from paceline.params.arena import check_fits
 from paceline.transport.base import Buffer
+from paceline.views import storage_order
 from paceline.wire.ops import ALIGN, MAX_BULK_BYTES
 
 MAX_DEPTH = 100
@@ -142,16 +143,18 @@ def block_of(buffers: list[Buffer]) -> memoryview:
     return block
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     """The same nesting with every leaf changed.
 
     >>> mapped({"a": [1, 2], "b": (3,)}, lambda leaf: leaf + 1)
     {'a': [2, 3], 'b': (4,)}
     """
+    if depth > MAX_DEPTH:
+        raise _too_deep()
     if type(value) is dict:
-        return {key: mapped(each, change) for key, each in value.items()}
+        return {key: mapped(each, change, depth + 1) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(mapped(each, change) for each in value)
+        return type(value)([mapped(each, change, depth + 1) for each in value])
     return change(value)
 
 
@@ -179,7 +182,7 @@ class _Packer:
 
     def item(self, value: object, depth: int) -> _Item:
         if depth > MAX_DEPTH:
-            raise UsageError(f"A value nested more than {MAX_DEPTH} deep, or in itself, cannot travel to another task.")
+            raise _too_deep()
         if value is None or type(value) in (bool, float, str) or isinstance(value, Ref):
             return value  # type: ignore[return-value]
         if type(value) is bytes:
@@ -215,7 +218,7 @@ class _Packer:
         order = sorted(range(plain.dim()), key=lambda dim: (-plain.stride()[dim], dim))
         if not plain.permute(order).is_contiguous():
             order, plain = list(range(plain.dim())), plain.contiguous()
-        flat = plain.permute(order).reshape(-1)
+        flat = storage_order(plain.permute(order))
         memory = memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
         return _Tensor(_TENSOR_NAMES[tensor.dtype], list(tensor.shape), order, self._add(memory))
 
@@ -282,6 +285,10 @@ def _count(shape: list[int]) -> int:
     if len(shape) > MAX_DIMS:
         raise ValueError(f"{len(shape)} dimensions")
     return math.prod(shape)
+
+
+def _too_deep() -> UsageError:
+    return UsageError(f"A value nested more than {MAX_DEPTH} deep, or in itself, cannot travel to a device or a task.")
 
 
 def _refusal(what: str) -> UsageError:

@@ -169,6 +169,13 @@ def test_an_error_names_its_node_and_its_task() -> None:
     assert "raise ValueError(message)" in told
 
 
+def test_an_error_in_plain_arithmetic_names_the_node_only() -> None:
+    graph = Graph()
+    bad = graph.constant(1) + graph.constant("a")
+    with Session(graph=graph) as session, pytest.raises(RemoteOpError, match=r"^Node 'Add' failed on /job:localhost"):
+        session.run(bad)
+
+
 @paceline.op
 def leaves() -> None:
     raise SystemExit("as argparse does")

@@ -19,7 +19,7 @@ from paceline.errors import ProtocolError, StepAborted, UsageError
 from paceline.ingraph import kernels, scope, values
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.neighbours import Neighbours, serving, still_wanted
-from paceline.ingraph.op import Op, find
+from paceline.ingraph.op import Op, find, is_internal
 from paceline.ingraph.partition import AFTER
 from paceline.ingraph.raised import is_ours, text_of, told
 from paceline.ingraph.schedule import Schedule
@@ -233,7 +233,8 @@ class _Run:
         except BaseException as error:  # an op may call sys.exit, and somebody waits for it
             if is_ours(error) or isinstance(error, KeyboardInterrupt):
                 raise
-            raise told(f"Node {name!r} ({op.name})", self._parts.neighbours.task.device, error) from error
+            what = f"Node {name!r}" if is_internal(op.name) else f"Node {name!r} ({op.name})"
+            raise told(what, self._parts.neighbours.task.device, error) from error
 
     def _resolved(self, leaf: Any) -> Any:
         if not isinstance(leaf, values.Ref):

@@ -176,10 +176,10 @@ class NotHere(UsageError, AttributeError):
 
 def _not_here(name: str, known: Sequence[str]) -> NotHere:
     near = hint(name.rpartition(".")[2], known)
-    guess = near.partition(" (")[0] if near.startswith("did you mean") else "docs/ingraph.md has the list"
+    guess = f"; {near.partition(' (')[0]}" if near.startswith("did you mean") else "."
     return NotHere(
         f"tf.{name} is not here: paceline.tf1 has the graphs and sessions of TensorFlow's small programs, and training "
-        f"(variables, gradients, optimizers) is PyTorch's, see docs/ingraph.md; {guess}"
+        f"(variables, gradients, optimizers) is PyTorch's; docs/ingraph.md has the names that there are{guess}"
     )
 
 

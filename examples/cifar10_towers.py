@@ -7,12 +7,14 @@
     paceline run --workers 1 --virtual-gpus 2 cifar10_towers.py --devices=/gpu:0,/gpu:1       two towers on one card
 
 Every tower takes a batch of its own: random crops, mirrored, of another brightness and contrast, whitened. Look at the
-two accuracies at the end: of the last parameters, and of their average over time.
+two accuracies at the end: of the last parameters, and of their average over time. A resumed run makes the steps that
+are left, with the batches that were to come; the average goes on too where the ps keep it (`paceline run --ema 0.98`),
+else it begins anew.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from paceline.models.cnn import Cnn
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", help="such as /gpu:0,/gpu:1; a device named twice has two towers")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=200, help="updates, of all workers together")
     parser.add_argument("--batch-size", type=int, default=32, help="of each tower")
     parser.add_argument("--channels", type=int, default=32, help="of a convolution; the tutorial has 64")
     parser.add_argument("--lr", type=float, default=0.1)
@@ -43,11 +45,22 @@ def all_devices() -> list[str]:
     return [f"/gpu:{index}" for index in range(torch.cuda.device_count())] or ["/cpu:0", "/cpu:0"]
 
 
-def batches(data: cifar10.Cifar10, size: int, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = np.random.default_rng(seed)
-    for _ in range(count):
-        chosen = generator.integers(0, len(data.train_x), size)
-        yield torch.from_numpy(distorted(data.train_x[chosen], generator)), torch.from_numpy(data.train_y[chosen])
+def steps(ctx: paceline.Context, total: int, updates: str) -> Iterable[int]:
+    """The numbers of this worker's steps, those that are left of a resumed run."""
+    if updates == "sync":
+        return ctx.steps(total)
+    return range(ctx.global_step + ctx.worker_index, total, ctx.num_workers)  # several are under way at a time
+
+
+def batches(
+    data: cifar10.Cifar10, size: int, numbers: Iterable[int], towers: int, worker: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """For each step a batch for each tower, which depends on nothing but the number of the step and the worker."""
+    for number in numbers:
+        generator = np.random.default_rng((worker, number))
+        for _ in range(towers):
+            chosen = generator.integers(0, len(data.train_x), size)
+            yield torch.from_numpy(distorted(data.train_x[chosen], generator)), torch.from_numpy(data.train_y[chosen])
 
 
 def loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -70,19 +83,20 @@ def main() -> None:
     model = Cnn(args.channels, seed=1)
     optimizer = torch.optim.SGD(model.groups(), lr=args.lr)
     model, optimizer = ctx.prepare(model, optimizer)
+    first, numbers = ctx.global_step, steps(ctx, args.steps, args.updates)
     devices = args.devices.split(",") if args.devices else all_devices()
     towers = paceline.towers(model, optimizer, devices, variables="/cpu:0", mode=args.updates, ema=args.ema)
     print(towers, flush=True)
 
     began = time.monotonic()
-    count = args.steps * (len(towers) if args.updates == "sync" else 1)
-    for update in towers.train(loss, batches(data, args.batch_size, count, seed=ctx.worker_index)):
+    together = len(towers) if args.updates == "sync" else 1
+    for update in towers.train(loss, batches(data, args.batch_size, numbers, together, ctx.worker_index)):
         if update.step % 20 == 0:
-            samples = args.batch_size * len(update.towers) * update.step / (time.monotonic() - began)
-            print(f"step {update.step}, loss = {update.loss.item():.2f} ({samples:.0f} examples/sec)", flush=True)
+            rate = args.batch_size * len(update.towers) * update.step / (time.monotonic() - began)
+            print(f"step {first + update.step}, loss = {update.loss.item():.2f} ({rate:.0f} examples/sec)", flush=True)
 
     print(f"Test accuracy: {accuracy(model, *test):.4f}", flush=True)
-    with towers.ema():
+    with ctx.ema() if ctx.has_averages else towers.ema():
         print(f"Test accuracy with averaged parameters: {accuracy(model, *test):.4f}", flush=True)
 
 

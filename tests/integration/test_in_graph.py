@@ -3,19 +3,24 @@
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from processes import Process, Processes
 
+import paceline
 from paceline.cluster.discovery import Assignment, encode_for_child
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
+from paceline.datasets.cifar10 import Cifar10
 from paceline.errors import UsageError
 from paceline.ingraph import server as servers
 from paceline.launchers.ports import Reserved
+from paceline.models.cnn import Cnn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--epochs=2", "--batches=5", "--lr=0.01")
@@ -126,6 +131,34 @@ def test_towers_on_the_cpu(updates: str, processes: Processes) -> None:
     assert f"2 towers, {updates}: /device:CPU:0, /device:CPU:0; variables on cpu" in run.text
     assert re.search(r"step 20, loss = \d\.\d\d \(\d+ examples/sec\)", run.text)
     assert len(re.findall(r"Test accuracy.*: 0\.\d{4}", run.text)) == 2
+
+
+def test_resumed_towers_make_the_steps_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as in one go: the batches are those that were to come."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import cifar10_towers as example
+
+    images = np.random.default_rng(0).integers(0, 256, (50, 3, 32, 32), dtype=np.uint8)
+    data = Cifar10(images, np.arange(50) % 10, images, np.arange(50) % 10, "a test")
+    ends: list[tuple[int, torch.Tensor]] = []
+
+    def train(total: int) -> Callable[[paceline.Context], None]:
+        def worker(ctx: paceline.Context) -> None:
+            model = Cnn(2, seed=1)
+            model, optimizer = ctx.prepare(model, torch.optim.SGD(model.groups(), lr=0.1))
+            numbers = example.steps(ctx, total, "sync")
+            with paceline.towers(model, optimizer, ["/cpu:0"] * 2, variables="/cpu:0") as two:
+                told = list(two.train(example.loss, example.batches(data, 2, numbers, 2, ctx.worker_index)))
+            ends.append((len(told), torch.cat([p.detach().flatten() for p in model.parameters()])))
+
+        return worker
+
+    paceline.launch(train(5), workers=1, run_dir=str(tmp_path / "whole"))
+    paceline.launch(train(3), workers=1, run_dir=str(tmp_path / "half"))
+    paceline.launch(train(5), workers=1, run_dir=str(tmp_path / "rest"), resume=str(tmp_path / "half"))
+    (whole, want), (half, _), (rest, have) = ends
+    assert (whole, half, rest) == (5, 3, 2)
+    assert torch.equal(want, have)
 
 
 def test_a_client_without_workers_says_how_many_it_needs(ports: Reserved, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,11 @@ class Scaled(nn.Module):
         super().__init__()
         self.scale: Any = 2.0
         self.rank = 0  # of a copy: its own
+        self.seen: Any = None
         self.inner = nn.Dropout(0.9)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.detach()
         return self.inner(x) * self.scale + self.rank
 
 
@@ -158,6 +160,7 @@ def test_a_changed_attribute_reaches_the_copy(tasks: Tasks) -> None:
             layer.p = 0.0
         own.scale = 3
         assert torch.equal(layers(x), x)
+        Scaled.forward(own, x)  # leaves something here, which is nobody else's
         assert torch.equal(own(x), 3 * x + 5), "and what was not changed is the copy's own"
         assert torch.equal(both.backward(squares, [(x,), (x,)]), squares.fn(one, x))
         layers[0].p = 0.9

@@ -233,6 +233,15 @@ def test_training_starts_without_the_worker_that_only_serves() -> None:
     assert [type(told) for told in asked.said(0)] == [m.Started]
 
 
+def test_a_chief_that_only_serves_is_told_to_those_who_would_wait_for_it() -> None:
+    asked = Asked(num_workers=2, is_started=False)
+    asked.core.members.recall(0, Phase.ABSENT, 0, 0.0)
+    assert asked.ask(1, m.Start()) == []
+    asked.ask(stranger(), m.Serves(0, 1))
+    (told,) = asked.said(1)
+    assert isinstance(told, m.Failed) and "the chief only serves ops" in told.reason
+
+
 def test_one_that_trains_does_not_resume() -> None:
     asked = Asked(ModeSpec(name="bounded", staleness=3))
     for push_id in (1, 2, 3):

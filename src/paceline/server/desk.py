@@ -185,7 +185,9 @@ class Desk:
         chief = core.members[0]
         if not core.is_started:
             if chief.phase in (Phase.LOST, Phase.CLOSED) and not core.is_initialised:
-                core.fail_starters("the chief ended before it had initialised the model")
+                is_aside = chief.phase is Phase.CLOSED  # whoever has trained has initialised the model before
+                told = "only serves ops, so nobody initialises the model: it must train, too"
+                core.fail_starters(f"the chief {told if is_aside else 'ended before it had initialised the model'}")
                 return
             chief_is_ready = any(k[0] == 0 for k in core.starters) or chief.phase in (
                 Phase.CLOSED,

@@ -24,6 +24,7 @@ from paceline.telemetry.paths import RunPaths
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+together = pytest.mark.xdist_group("accuracy")  # runs that several tests look at are made once
 
 
 class Measured:
@@ -55,6 +56,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(tmp_path_factory.mktemp("accuracy"))
 
 
+@together
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_seed_of_document_000(seed: int, measured: Measured) -> None:
     """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits."""
@@ -67,6 +69,7 @@ def test_each_seed_of_document_000(seed: int, measured: Measured) -> None:
     assert in_order(told, seed), accuracy.ORDER
 
 
+@together
 def test_the_means_of_document_000(measured: Measured) -> None:
     lines = verdict_lines([each for seed in SEEDS for each in measured.of(seed)])
     assert len(lines) == 8

@@ -15,6 +15,7 @@ from rich.console import Console
 from paceline.cli import ctl
 from paceline.cli.main import main
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.membership import Membership
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ConnectionLost, UsageError, WaitTimeout
@@ -395,13 +396,21 @@ def test_workers_that_never_came_end_the_ps_after_a_line_every_ten_seconds(monke
         ps.tick(1.0)
 
 
-def test_a_ps_whose_launcher_lives_waits_as_long_as_the_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be tasks that only serve ops and a client: none of them ever joins, and the run is in good health."""
+def test_a_client_of_tasks_that_serve_ops_need_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them ever does, and the run is in good health. Where nobody serves, or somebody waits for those who are
+    missing, the limit holds: a worker that stands before its prepare would hold up everybody for ever."""
     ps = PsUnderTest(monkeypatch, is_supervised=True)
-    ps.core.members.missing = [0, 1]
+    ps.core.members = Membership(2)
+    ps.core.members.stand_aside(1, 1)
     for _ in range(70):
         ps.tick(1.0)
-    assert ps.said[-1].endswith("(60 s)"), "it says no more after that: who never joins need not be waited for"
+    assert ps.said[-1].endswith("(60 s)"), "it says no more after that"
+    ps.core.shard = SimpleNamespace()  # one has joined
+    with pytest.raises(WaitTimeout, match="task:0 did not join"):
+        ps.tick(1.0)
+    ps.core.members, ps.core.shard = Membership(2), None
+    with pytest.raises(WaitTimeout, match="task:0, /job:worker/replica:0/task:1 did not join"):
+        ps.tick(1.0)
 
 
 @pytest.mark.parametrize("index", [0, 1])

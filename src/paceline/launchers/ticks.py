@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.membership import Phase
 from paceline.errors import WaitTimeout
 from paceline.server.core import Core
 from paceline.telemetry import lines, staleness
@@ -19,8 +20,8 @@ SAY_EVERY_S = 10.0
 class PsTicks:
     """One ps's clock work. What is one for the whole run (modes, pauses, warnings) is told by ps:0 alone.
 
-    `is_supervised`: who started this ps sees how the workers fare, and ends it. Then nobody need join: workers may
-    serve ops, and one of them be their client.
+    `is_supervised`: who started this ps sees how the workers fare, and ends it. Then a worker need not join where
+    others serve ops: it may be their client.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class PsTicks:
         if not missing:
             return
         if now_s > self._settings.wait_s:
-            if self._is_supervised:
+            if self._is_supervised and _may_be_clients(core):
                 return
             names = ", ".join(self._devices[w] for w in missing)
             raise WaitTimeout(f"gave up after {now_s:.0f} s: {names} did not join")
@@ -134,3 +135,8 @@ class PsTicks:
     def _tell(self, kind: str, text: str, **fields: object) -> None:
         self._say(text)
         self._sink.event(kind, task=self._task, text=text, **fields)
+
+
+def _may_be_clients(core: Core) -> bool:
+    """Nobody trains, and somebody has said that it only serves ops."""
+    return core.shard is None and any(member.phase is Phase.CLOSED for member in core.members)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from paceline.server.actions import Answer
 from paceline.server.snapshots import Snapshots
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
-from paceline.wire.frames import Outcome
+from paceline.wire.frames import Flag, Outcome
 from paceline.worker import saver as saver_module
 from paceline.worker.context import Context
 from paceline.worker.identity import Identity
@@ -96,6 +97,47 @@ def test_who_did_not_hear_of_it_is_not_awaited() -> None:
     assert copy.is_taken and copy.version == 1 and copy.awaited == [1]
     snapshots.note(m.Position(1, copy.version), has_rounds=True)
     assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == []
+
+
+def test_who_has_passed_it_is_not_awaited() -> None:
+    """In k of n the others may have made the announced update, and more, before one reads what it was told."""
+    life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
+    snapshots = life.core.snapshots = Snapshots("1", is_coordinator=True)
+    snapshots.updated(life.core)
+    snapshots.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
+    life.push(1)
+    snapshots.note(m.Position(1, 0), has_rounds=True)
+    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == [1], "where it was before"
+    snapshots.note(m.Position(1, 2), has_rounds=True)
+    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == []
+
+
+def test_who_only_pulled_has_not_heard_of_it() -> None:
+    """It looks at what became of its push, not at what is said beside parameters that it had to ask for again."""
+    life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
+    core = life.core
+    core.snapshots = Snapshots("1", is_coordinator=True)
+    core.snapshots.updated(core)
+    core.peers[0, 1] = SimpleNamespace()  # type: ignore[assignment]
+    ((_, answer),) = core.perform(core.state.carry((0, 1), 1, ()))
+    assert core.snapshots.flags == Flag.SAVE and answer.flags == 0
+    life.push(1)
+    copy = core.snapshots.asked(core, m.Copy(0, 1))
+    assert copy.is_taken and copy.awaited == []
+
+
+def test_a_writer_that_took_no_part_in_it_hears_of_it_afterwards() -> None:
+    """Else nobody writes it, and until that is noticed nothing else is saved either."""
+    life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
+    core = life.core
+    core.snapshots = Snapshots("1", is_coordinator=True)
+    core.snapshots.updated(core)
+    core.peers[0, 1] = core.peers[1, 1] = SimpleNamespace()  # type: ignore[assignment]
+    life.push(1)
+    copy = core.snapshots.asked(core, m.Copy(0, 1))
+    assert copy.is_taken and copy.awaited == []
+    flags = [core.perform([Answer(key, 1, Outcome.APPLIED, 1)])[0][1].flags for key in ((1, 1), (0, 1), (0, 1))]
+    assert flags == [0, Flag.SAVE | Flag.WRITES, 0]
 
 
 # --- the writer -----------------------------------------------------------------------------------------------------

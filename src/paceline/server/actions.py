@@ -35,7 +35,7 @@ class Add(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Tell this worker what became of its push, and that it may read `version` now."""
+    """Tell this worker what became of its push, and that it may read `version` now. Of a pull: only the latter."""
 
     key: Key
     push_id: int
@@ -43,6 +43,7 @@ class Answer(NamedTuple):
     version: int
     decisions: tuple[Decision, ...] = ()
     flags: int = 0
+    is_push: bool = True
 
 
 class Free(NamedTuple):

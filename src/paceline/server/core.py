@@ -142,7 +142,7 @@ class Core:
             if type(action) is Answer:
                 peer = self.peers.get(action.key)
                 if peer is not None:
-                    if self.snapshots.flags:
+                    if self.snapshots.flags and action.is_push:  # who pulls does not look at flags
                         action = self.snapshots.marked(action)
                     answers.append((peer, action))
             elif type(action) is Wake:

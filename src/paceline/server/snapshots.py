@@ -140,9 +140,15 @@ class Snapshots:
         self._target, self._is_taken, self.flags, core.state.copy_at = None, False, 0, None
 
     def marked(self, answer: Answer) -> Answer:
-        """An answer that says that the next update will be saved, and by whom."""
-        self._has_heard.add(answer.key[0])
-        flags = self.flags | (Flag.WRITES if answer.key[0] == self._writer else 0)
+        """An answer that says that the next update will be saved, and by whom. A writer without which that update was
+        made, in k of n, hears of it afterwards."""
+        worker, is_late = answer.key[0], self._is_taken
+        if is_late and worker != self._writer:
+            return answer
+        self._has_heard.add(worker)
+        flags = self.flags | (Flag.WRITES if worker == self._writer else 0)
+        if is_late:
+            self.flags = 0
         return answer._replace(flags=answer.flags | flags)
 
     def started(self, core: "Core", peer: "Peer") -> m.Started:
@@ -150,10 +156,11 @@ class Snapshots:
         if core.state.version == 0:
             self.updated(core)
         position = self.newest.get(peer.key[0]) if peer.key is not None else None
-        if self.flags and peer.key is not None:
+        is_next = bool(self.flags) and not self._is_taken
+        if is_next and peer.key is not None:
             self._has_heard.add(peer.key[0])
         state = core.state
-        return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, bool(self.flags))
+        return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, is_next)
 
     def restored(self, core: "Core", shard: "Shard", init: m.Init) -> None:
         """The chief's first values are a checkpoint's: go on counting where it was."""
@@ -173,7 +180,8 @@ class Snapshots:
         """The announced update is made: copy it."""
         self._take(core)
         if self._target is not None and core.config.index == 0:
-            self._is_taken, self.flags, core.state.copy_at = True, 0, None
+            self._is_taken, core.state.copy_at = True, None
+            self.flags = 0 if self._writer in self._has_heard else self.flags
             # Where every push is an update, who heard of it says where it is; of the others the last heartbeat does.
             self._awaited = self._has_heard & set(core.members.live) if core.state.mode.has_rounds else set()
             self._announced = self._copies
@@ -297,7 +305,7 @@ class Snapshots:
     def note(self, position: m.Position, has_rounds: bool) -> None:
         """A worker says where it is."""
         self.newest[position.worker] = position
-        if self._target is not None and (not has_rounds or position.version == self._target):
+        if self._target is not None and (not has_rounds or position.version >= self._target):
             self._collected[position.worker] = position
 
     def heard(self, position: m.Position) -> None:

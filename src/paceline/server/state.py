@@ -323,7 +323,7 @@ class ShardState:
             actions += self._apply(contributors, round_)
             if is_copied:
                 actions.append(Copy())
-        actions.append(Answer(key, push_id, Outcome.APPLIED, self.version))
+        actions.append(Answer(key, push_id, Outcome.APPLIED, self.version, is_push=False))
         return actions
 
     def _has(self, contributor: Contributor, round_: int) -> bool:

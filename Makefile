@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 JOBS ?= 2
-TOGETHER := -n $(JOBS) --dist loadgroup
+TOGETHER := -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full fuzz check lint pictures clean

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import EXIT_OK
 from paceline.lab import accuracy, budget
 from paceline.lab.accuracy import SEEDS, Told, in_order, verdict_lines
-from paceline.lab.cells import Cell, Finished, Runs
+from paceline.lab.cells import Cell, Finished
 from paceline.lab.progress import Progress
 from paceline.lab.result import ResultFile
 from paceline.lab.run import measure
@@ -23,21 +23,7 @@ from paceline.lab.whole_runs import read
 from paceline.telemetry.paths import RunPaths
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-together = pytest.mark.xdist_group("accuracy")  # runs that several tests look at are made once
-
-
-class Measured:
-    """Every seed's runs, each made when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ended: dict[int, Runs] = {}
-
-    def of(self, seed: int) -> Runs:
-        if seed not in self._ended:
-            self._ended[seed] = ran(only(accuracy.matrix(is_short=True), f", seed {seed}"), self._folder / str(seed))
-        return self._ended[seed]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
@@ -51,27 +37,20 @@ def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
     return [(cell, read(RunPaths(folder / slug(cell.title)), is_alone=not cell.num_ps)) for cell in table.cells]
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    return Measured(tmp_path_factory.mktemp("accuracy"))
-
-
-@together
-@pytest.mark.parametrize("seed", SEEDS)
-def test_each_seed_of_document_000(seed: int, measured: Measured) -> None:
-    """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits."""
-    told = Told(measured.of(seed))
-    for each in accuracy.TOPOLOGIES:
-        off, is_same = told.off_single(each, seed), told.is_same(each, seed)
-        assert off is None or off <= accuracy.OFF_SINGLE, (each.title, off)
-        assert is_same is not False, each.title
-        assert (off, is_same) != (None, None) or not each.num_ps, "a cluster is compared with something"
-    assert in_order(told, seed), accuracy.ORDER
-
-
-@together
-def test_the_means_of_document_000(measured: Measured) -> None:
-    lines = verdict_lines([each for seed in SEEDS for each in measured.of(seed)])
+def test_document_000(tmp_path: Path) -> None:
+    """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits. So from
+    every seed; then the means."""
+    ended: list[tuple[Cell, Finished]] = []
+    for seed in SEEDS:
+        ended += ran(only(accuracy.matrix(is_short=True), f", seed {seed}"), tmp_path / str(seed))
+        told = Told(ended)
+        for each in accuracy.TOPOLOGIES:
+            off, is_same = told.off_single(each, seed), told.is_same(each, seed)
+            assert off is None or off <= accuracy.OFF_SINGLE, (each.title, seed, off)
+            assert is_same is not False, (each.title, seed)
+            assert (off, is_same) != (None, None) or not each.num_ps, "a cluster is compared with something"
+        assert in_order(told, seed), (accuracy.ORDER, seed)
+    lines = verdict_lines(ended)
     assert len(lines) == 8
     assert {line[-1] for line in lines} == {"within the bars"}, lines
 

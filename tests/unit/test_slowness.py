@@ -129,3 +129,16 @@ def test_only_modes_that_wait_for_others_leave_time_out(
 
     paceline.launch(train, workers=1, mode=mode, slow="worker:0=2x")
     assert bool(waited) is waits
+
+
+def test_first_steps_that_were_slow_do_not_count_for_ever(time: Time) -> None:
+    """A host on which everybody computes at once; later steps without sleeps say how long they really take."""
+    slow = warm(4.0, time, own_s=0.5)
+    for _ in range(3000):
+        time.now_s += 0.25
+        slow.hold_back()
+    began_s = time.now_s
+    for _ in range(1050):
+        time.now_s += 0.25
+        slow.hold_back()
+    assert time.now_s - began_s == pytest.approx(1050 * 4 * 0.25, rel=0.01), "probes are made up for"

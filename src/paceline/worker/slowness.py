@@ -7,13 +7,20 @@ the steps.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
-from statistics import median
 
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 
 FIRST_STEPS = 10
+PROBE_EVERY, PROBE_STEPS, PROBE_SKIPS = (
+    100,
+    5,
+    2,
+)  # so many steps without sleeps now and then, the first from a cold cache
+KEPT = 60
+PAYS = 10  # steps in which what a probe left out is slept
 NEWEST = 0.05
 
 
@@ -25,7 +32,9 @@ class Slowness:
     fresh parameters, and the next gradient would come in time.
 
     A worker that sleeps computes from a cold cache, so its own time grows by sleeping alone. Its first steps are left
-    as they are, to know how long they take; what sleeping adds to them is taken off the sleep.
+    as they are, to know how long they take, and a few now and then, which are made up for afterwards; what sleeping
+    adds to the others is taken off the sleep. Of these times the lower quartile counts: the first ones are those of a
+    host on which everybody computes at once, and one that waits for a core is not slow.
     """
 
     def __init__(
@@ -39,8 +48,10 @@ class Slowness:
         self._clock = clock
         self._sleep = sleep
         self._waited_s = 0.0
-        self._warm: list[float] = []  # own time of the first steps
-        self._cold_s = 0.0  # own time of steps since then, an exponential mean
+        self._warm: deque[float] = deque(maxlen=KEPT)  # own time of steps without sleeps
+        self._cold_s = 0.0  # own time of the others, an exponential mean
+        self._steps = 0
+        self._owed_s, self._pays = 0.0, 0
         self._since_s = clock()
 
     def begin(self) -> None:
@@ -54,19 +65,37 @@ class Slowness:
     def hold_back(self) -> None:
         """Sleep for this step, which lasts since the last call or `begin`."""
         own_s = max(0.0, self._clock() - self._since_s - self._waited_s)
-        if len(self._warm) < FIRST_STEPS:
+        self._steps += 1
+        after_first = self._steps - FIRST_STEPS
+        probe = (after_first - 1) % (PROBE_EVERY + PROBE_STEPS) - PROBE_EVERY  # 0, 1, …: the how manieth of a probe
+        if after_first <= 0:
             self._warm.append(own_s)
+        elif probe < 0:
+            self._sleep_for(own_s)
         else:
-            sleep_s = self.factor * own_s * self._share(own_s) - own_s
-            if sleep_s > 0:
-                self._sleep(sleep_s)
-                self.slept_s += sleep_s
+            if probe >= PROBE_SKIPS:
+                self._warm.append(own_s)
+            owed_s = self.factor * min(own_s, self._warm_s) - own_s
+            self._owed_s, self._pays = self._owed_s + owed_s, PAYS
         self.begin()
+
+    def _sleep_for(self, own_s: float) -> None:
+        sleep_s = self.factor * own_s * self._share(own_s) - own_s
+        if self._pays:
+            sleep_s += self._owed_s / self._pays
+            self._owed_s, self._pays = self._owed_s * (1 - 1 / self._pays), self._pays - 1
+        if sleep_s > 0:
+            self._sleep(sleep_s)
+            self.slept_s += sleep_s
+
+    @property
+    def _warm_s(self) -> float:
+        return sorted(self._warm)[len(self._warm) // 4]
 
     def _share(self, own_s: float) -> float:
         """How much of its own time a step would take without the sleeps."""
         self._cold_s += (own_s - self._cold_s) * (NEWEST if self._cold_s else 1.0)
-        return min(1.0, median(self._warm) / self._cold_s) if self._cold_s else 1.0
+        return min(1.0, self._warm_s / self._cold_s) if self._cold_s else 1.0
 
 
 def of(text: str, task: Task) -> Slowness | None:

@@ -1,7 +1,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-STAMP := .venv/.installed
 JOBS ?= 2
+EXTRAS ?= dev,lab,tb
+STAMP := .venv/.installed-$(EXTRAS)
 TOGETHER := -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
@@ -12,7 +13,7 @@ help: ## this list
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lab,tb]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(STAMP) ## train MNIST on 1 ps + 2 workers

@@ -43,6 +43,7 @@ def find_devices(args: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as many in every task: another number adds in another order
     args = arguments()
     devices = find_devices(args)
     torch.manual_seed(1)

@@ -52,6 +52,7 @@ PURE = [
     "cluster/chaos.py",
     "cluster/devices.py",
     "cluster/pinning.py",
+    "cluster/plain.py",
     "checkpoint/policy.py",
     "launchers/restart.py",
     "launchers/emit.py",
@@ -62,6 +63,7 @@ PURE = [
     "server/actions.py",
     "server/described.py",
     "server/roles.py",
+    "server/shares.py",
     "server/state.py",
     "server/rounds.py",
     "server/budget.py",
@@ -81,6 +83,11 @@ PURE = [
     "lab/apply.py",
     "lab/safety.py",
     "lab/in_graph.py",
+    "lab/looks.py",
+    "lab/document_runs.py",
+    "lab/document_rows.py",
+    "lab/documents.py",
+    "lab/tensorflow.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -91,10 +98,10 @@ DOORS: dict[str, tuple[str, ...]] = {
                "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
     "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "server/states.py",
-              "server/undo.py", "worker/torch", "worker/preparation.py",
-              "worker/data.py",
-              "worker/context.py", "worker/evaluator.py",
+              "server/undo.py", "server/keras.py", "server/optimizers.py", "worker/torch", "worker/data.py",
               "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
+    "keras": ("worker/tensorflow", "lab/keras_script.py"),
+    "tensorflow": ("worker/tensorflow", "lab/keras_script.py"),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")
@@ -188,8 +195,39 @@ def test_framework_free_files_stay_so() -> None:
         "worker/kv.py",
         "worker/saving.py",
         "worker/control.py",
+        "worker/context.py",
+        "worker/evaluator.py",
+        "worker/preparation.py",
+        "worker/trainee.py",
     ):
         assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name
+
+
+def loaded_by(start: str) -> set[str]:
+    """What importing a module of ours imports: only what stands at the top, not what functions import when called."""
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        path = ROOT.parent / Path(*name.split("."))
+        file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        for node in ast.parse(file.read_text()).body if file.exists() else ():
+            if isinstance(node, ast.Import):
+                left += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return seen
+
+
+@pytest.mark.parametrize("start", ["launchers.entry", "launchers.task", "worker.tensorflow_preparation"])
+def test_a_tensorflow_worker_needs_no_torch(start: str) -> None:
+    loaded = loaded_by(f"paceline.{start}")
+    assert f"paceline.{start}" in loaded and "paceline.errors" in loaded
+    assert not [name for name in loaded if name.split(".")[0] == "torch" or name == "paceline.views"]
+    assert "torch" in loaded_by("paceline.worker.torch_preparation"), "the look itself finds torch where it is"
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.launchers.task import init
     from paceline.launchers.threads import launch
     from paceline.worker.context import Context
-    from paceline.worker.torch_checkpoint import load_checkpoint
+    from paceline.worker.loading import load_checkpoint
 
 _NAMES = {
     "ClusterSpec": "paceline.cluster.spec",
@@ -37,7 +37,7 @@ _NAMES = {
     "device": "paceline.ingraph.scope",
     "init": "paceline.launchers.task",
     "launch": "paceline.launchers.threads",
-    "load_checkpoint": "paceline.worker.torch_checkpoint",
+    "load_checkpoint": "paceline.worker.loading",
     "op": "paceline.ingraph.op",
     "place": "paceline.ingraph.place",
     "towers": "paceline.ingraph.towers",

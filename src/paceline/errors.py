@@ -10,6 +10,7 @@
     └── ClusterError            the cluster could not form, or lost too much               exit 3
         ├── WaitTimeout         a wait passed its deadline; says for whom
         ├── ConnectionLost      the other side went away in the middle
+        │   └── HostNotFound    it could not be reached at all: its host name is not known here
         ├── AuthenticationError the secrets differ
         ├── ProtocolError       bytes that no paceline task would send
         ├── Refused             a ps said no: fenced, a different layout, not allowed
@@ -79,6 +80,10 @@ class WaitTimeout(ClusterError):
 
 class ConnectionLost(ClusterError):
     """The other side closed the connection or stopped answering."""
+
+
+class HostNotFound(ConnectionLost):
+    """The host name of an address does not exist, or cannot be looked up here."""
 
 
 class AuthenticationError(ClusterError):

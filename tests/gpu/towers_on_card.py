@@ -144,14 +144,18 @@ def check_dropout() -> str:
     return "twice the same draws on the card, whose own generator is as before"
 
 
-def looped(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], max_norm: float | None) -> list[float]:
-    """The loss of each step, and before it the norm if gradients are clipped."""
+def looped(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], max_norm: float | None, is_cast: bool
+) -> list[float]:
+    """The loss of each step, and before it the norm if gradients are clipped. `is_cast`: forward with autocast."""
     told = []
     for step in range(STEPS):
         images, labels = batch(0, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        value = cross_entropy(model(images), labels)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=is_cast):
+            output = model(images)
+        value = cross_entropy(output.float(), labels)
         value.backward()
         if max_norm is not None:
             told.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
@@ -173,23 +177,23 @@ class ByHand(nn.Module):
         return self.inner[2](self.inner[:2](images).to(CARD)).cpu()
 
 
-def part_reference(max_norm: float | None = None) -> tuple[nn.Module, list[float]]:
+def part_reference(max_norm: float | None = None, is_cast: bool = False) -> tuple[nn.Module, list[float]]:
     model = model_of()
     by_hand = ByHand(model)
-    return model, looped(by_hand, [sgd(model)], max_norm)
+    return model, looped(by_hand, [sgd(model)], max_norm, is_cast)
 
 
 def placed(
-    device: str, has_own_optimizer: bool = False, max_norm: float | None = None
+    device: str, has_own_optimizer: bool = False, max_norm: float | None = None, is_cast: bool = False
 ) -> tuple[nn.Module, list[float]]:
     model = model_of()
     own = [sgd(model[2])] if has_own_optimizer else []
     paceline.place(model[2], device, *own)
-    return model, looped(model, [sgd(model[:2]), *own] if own else [sgd(model)], max_norm)
+    return model, looped(model, [sgd(model[:2]), *own] if own else [sgd(model)], max_norm, is_cast)
 
 
 def near(wanted: Sequence[float], got: Sequence[float]) -> None:
-    assert all(abs(a - b) < 1e-4 for a, b in zip(wanted, got, strict=True)), (wanted, got)
+    assert all(abs(a - b) < 1e-5 for a, b in zip(wanted, got, strict=True)), (wanted, got)
 
 
 def check_place() -> str:
@@ -204,8 +208,18 @@ def check_place_far() -> str:
     _, wanted = part_reference()
     with worker():
         for own in (False, True):
-            near(wanted, placed("/job:worker/task:0/gpu:0", own)[1])
+            assert placed("/job:worker/task:0/gpu:0", own)[1] == wanted
     return "a part on /job:worker/task:0/gpu:0, its parameters here and there"
+
+
+def check_autocast() -> str:
+    _, wanted = part_reference(is_cast=True)
+    assert wanted != part_reference()[1], "autocast changed nothing"
+    assert placed("/gpu:0", is_cast=True)[1] == wanted
+    with worker():
+        for own in (False, True):
+            assert placed("/job:worker/task:0/gpu:0", own, is_cast=True)[1] == wanted
+    return "a part in bfloat16, on /gpu:0 and on /job:worker/task:0/gpu:0"
 
 
 def check_clipping() -> str:
@@ -252,6 +266,7 @@ CHECKS = {
     "dropout": in_this_process(check_dropout),
     "place": in_this_process(check_place),
     "place far": in_this_process(check_place_far),
+    "autocast": in_this_process(check_autocast),
     "clipping": in_this_process(check_clipping),
     "config": in_this_process(check_config),
 }

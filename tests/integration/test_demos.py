@@ -60,7 +60,7 @@ def test_a_demos_own_flags_give_way_to_the_users(monkeypatch: pytest.MonkeyPatch
 
 def test_a_demo_ends_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     requests_of(monkeypatch, "demo", "autoencoder", "--", "--noise", "0.5")
-    assert capsys.readouterr().out == f"Look at {DEMOS['autoencoder'].look_at}\n"
+    assert capsys.readouterr().out == f"Look at {DEMOS['autoencoder'].advice(('--noise',))}\n"
 
 
 def test_photographs_with_averages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_demo_runs(processes: Processes, name: str) -> None:
     said = processes.paceline("demo", name, "--run-dir", "run", "--", *args).ends_with(0).lines
     summary = json.loads((processes.folder / "run" / "summary.json").read_text())
     assert summary["ok"] and summary["metrics"].keys() >= METRICS[name]
-    assert said[-1] == f"Look at {DEMOS[name].look_at}"
+    assert said[-1] == f"Look at {DEMOS[name].advice(args)}"
     pictures = [line for line in said if line.startswith("Picture: ")]
     assert pictures == ([f"Picture: run/{PICTURES[name]}"] if name in PICTURES else [])
     if name in PICTURES:

@@ -112,7 +112,7 @@ def test_the_blocks_are_the_documents_own() -> None:
     own = dict(reversed(line.split("  ", 1)) for line in (DOCUMENTS / "blocks.sha256").read_text().splitlines())
     ours = {
         f"{document} {name}": hashlib.sha256(text.encode()).hexdigest()
-        for document in ("001", "004")
+        for document in ("000", "001", "003", "004")
         for name, text in blocks(document).items()
     }
     assert ours == own
@@ -184,6 +184,34 @@ def test_hello_pinned_to_the_other_task_of_document_004(processes: Processes, po
     assert places(expected) == {"Const": "/job:local/replica:0/task:1/device:CPU:0"}
     assert said(first)[-2:] == expected
     stop(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["blocks", "example"])
+def test_the_blocks_of_document_003(kind: str, processes: Processes, ports: Reserved, tmp_path: Path) -> None:
+    ps, worker, other = [address.replace("127.0.0.1", "localhost") for address in ports.addresses(3)]
+    if kind == "blocks":
+        text = "\n".join(block("003", name) for name in ("cluster", "roles", "supervisor"))
+        graph = "        hello = tf.constant('Hello')\n        init_op = tf.initialize_all_variables()\n"
+        text = text.replace("            cluster=cluster)):\n", f"            cluster=cluster)):\n{graph}")
+        text = text.replace("\t\t.....", "        print(sess.run(hello))\n    server.join()").replace(
+            "192.168.122.101:2222", other
+        )
+        text = text.replace("192.168.122.100:2223", ps).replace("192.168.122.100:2222", worker)
+        text, last = changed(text), "b'Hello'"
+    else:
+        (tmp_path / "settings.py").write_text(f"ps_svrs = {[ps]!r}\nworker_svrs = {[worker, other]!r}\n")
+        text, last = (EXAMPLES / "supervisor.py").read_text(), r"\[49\. 64\.\]\]"
+    script = tmp_path / "model.py"
+    script.write_text(text)
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    started = [
+        processes.start("python", script, f"--job_name={job}", f"--task_index={index}", name=f"{job}:{index}")
+        for job, index in tasks
+    ]
+    for process in started[1:]:
+        process.wait_for(last)
+    stop(*started)
 
 
 def test_the_config_of_document_001() -> None:

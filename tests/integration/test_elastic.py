@@ -121,7 +121,8 @@ def test_a_lost_one_s_place_is_taken_where_there_is_no_other(
     held.release()
     launcher.ends_with(1)
     told = rows(summary_of(tmp_path))
-    assert (told["worker:0"]["steps"], told["worker:1"]["steps"]) == (40, 40)
+    assert (told["worker:0"]["steps"], told["worker:1"]["steps"]) == (40, 5 + 40), "the lost one's counted, too"
+    assert summary_of(tmp_path)["global_step"] == 85
 
 
 @pytest.mark.slow

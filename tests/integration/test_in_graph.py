@@ -110,6 +110,15 @@ def test_a_worker_that_never_comes_is_waited_for_and_named(processes: Processes,
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_a_worker_is_waited_for_is_one_word(processes: Processes, ports: Reserved) -> None:
+    client = in_graph(processes, "--job_name=client", f"--worker_hosts={ports.addresses(1)[0]}")
+    client.wait_for("^Still waiting for response from worker")
+    client.signal(signal.SIGINT)
+    client.ends_with(130)
+    assert client.lines[-1] == "Interrupted." and "Traceback" not in client.text
+
+
+@pytest.mark.slow
 def test_two_parts_on_two_tasks_print_what_one_process_prints(processes: Processes) -> None:
     small = ("--steps=20", "--hidden=20")
     alone = processes.start(sys.executable, EXAMPLES / "model_parallel.py", *small, name="alone")

@@ -98,6 +98,7 @@ class Ledger:
 
     layout = LAYOUT
     size_bytes = 0
+    optimizer_name, options = OPTIMIZER.name, OPTIMIZER.groups
 
     def __init__(self, service: "SimService") -> None:
         self._service = service

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.worker.torch import Trainee
+from paceline.worker.torch import TorchTrainee
 
 STEPS = 6
 LOCK = threading.Lock()
@@ -75,14 +75,14 @@ def test_no_loop_trains_on_old_weights(loop: str) -> None:
 @pytest.mark.parametrize("loop", ["model.forward(x)", "model.encoder(x)"])
 def test_always_lazy_is_wrong(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong way: trust the hook, without looking whether it runs."""
-    joined = Trainee.joined
+    joined = TorchTrainee.joined
 
-    def joined_lazy(self: Trainee, *args: Any) -> None:
+    def joined_lazy(self: TorchTrainee, *args: Any) -> None:
         joined(self, *args)
         self.is_lazy = True
 
-    monkeypatch.setattr(Trainee, "joined", joined_lazy)
-    monkeypatch.setattr(Trainee, "_go_eager", lambda self: None)
+    monkeypatch.setattr(TorchTrainee, "joined", joined_lazy)
+    monkeypatch.setattr(TorchTrainee, "_go_eager", lambda self: None)
     losses, _ = on_a_cluster(loop)
     right = train(loop, lambda *objects: objects)
     assert losses[0] == right[0]

@@ -1,5 +1,9 @@
 """What --chaos says: parsed, refused with a sentence, told in words; who is hit when; and that a fault fires once."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import UsageError
-from paceline.launchers.chaos import PsFaults, of_ps
+from paceline.launchers.chaos import Chaos, PsFaults, of_ps
 from paceline.telemetry import read
 from paceline.telemetry.faults import FaultLog, Injected, injected
 from paceline.telemetry.paths import RunPaths
@@ -198,6 +202,39 @@ def test_a_ps_strikes_when_its_version_is_there_or_passed(tmp_path: Path, monkey
     made.at_version(7)  # several rounds were carried at once
     assert len(struck) == 2
     assert of_ps(assignment) is None, "both have happened"
+
+
+def test_a_task_that_has_ended_is_not_hit_though_its_exit_is_not_taken_in_yet(tmp_path: Path) -> None:
+    paths, worker = RunPaths(tmp_path / "run"), Task("worker", 0)
+    paths.create()
+    settings = Settings(run_id="r", run_dir=str(paths.root), chaos="kill=worker:0@every:1s")
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as between an exit and its being read
+        made = Chaos(settings, [worker], paths, One(worker, process.pid))
+        [fault] = chaos.parse(settings.chaos)
+        assert not made.hit(fault, 1)
+    assert not FaultLog(paths, worker).done()
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        assert Chaos(settings, [worker], paths, One(worker, process.pid)).hit(fault, 1)
+        assert process.wait() == -signal.SIGKILL
+    assert FaultLog(paths, worker).done() == {fault.text}
+
+
+class One:
+    """One task that the launcher still takes for running."""
+
+    def __init__(self, task: Task, pid: int) -> None:
+        self._task, self._pid = task, pid
+
+    def running(self, job: str | None = None) -> list[Task]:
+        return [self._task]
+
+    def pid(self, task: Task) -> int | None:
+        return self._pid
+
+    def signal(self, task: Task, number: signal.Signals) -> bool:
+        os.kill(self._pid, number)
+        return True
 
 
 def test_a_record_stands_on_a_line_of_its_own_behind_half_a_line(tmp_path: Path) -> None:

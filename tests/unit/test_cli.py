@@ -31,6 +31,7 @@ from paceline.launchers import closing, entry, joining, live, local, ports, supe
 from paceline.telemetry import read, summary
 from paceline.telemetry.lines import error_line
 from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.transport import held
 from paceline.wire import messages as m
 from paceline.worker.control import Running, running
@@ -204,7 +205,7 @@ def test_hosts_become_addresses(requests: list[local.Request]) -> None:
 
 def test_counts_and_hosts_must_agree() -> None:
     params = {"ps": 2, "ps_hosts": "a:1"}
-    with pytest.raises(UsageError, match="1 addresses"):
+    with pytest.raises(UsageError, match="has 1 address;"):
         hosts_or_count("ps", params, default=1)
 
 
@@ -449,6 +450,15 @@ def test_the_same_failure_is_shown_in_full_only_once(stage: Path, capfd: pytest.
 def test_exit_codes_of_workers_become_the_run_s(stage: Path, raised: str, code: int) -> None:
     train = script(stage, f"from paceline.errors import *\nraise {raised}('no')")
     assert call("run", "--workers", "1", "--max-restarts", "0", train) == code
+
+
+def test_a_mistake_in_the_script_is_told_and_nobody_is_started_again(
+    stage: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call("run", "--run-dir", "r", "--workers", "1", script(stage, "x = (")) == 1
+    out = capfd.readouterr().out
+    assert "; not started again: Python cannot read it: its own message says what to change\n  SyntaxError: " in out
+    assert out.splitlines()[-1].startswith("To start over, once that is put right: paceline run ")
 
 
 def test_a_lost_ps_ends_the_run(
@@ -780,6 +790,57 @@ def test_plain_lines_tell_the_newest_tick(tmp_path: Path, capsys: pytest.Capture
     one, two = capsys.readouterr().out.splitlines()
     assert one.endswith("global step 9 | worker:0 step 5 (2/s)  loss 0.5 | worker:1 starting")
     assert two.endswith("global step 9 | worker:0 step 6 (2/s)  loss 0.5 | worker:1 failed")
+
+
+def test_the_last_line_is_not_said_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line every three seconds, also where nothing has changed; but not the same once more at the end."""
+    now_s = 100.0
+    monkeypatch.setattr(live.time, "monotonic", lambda: now_s)
+    paths = RunPaths(tmp_path)
+    paths.create()
+    view = live.PlainLines(ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]}), paths)
+    for seconds in (0.0, 3.0, 0.4):
+        now_s += seconds
+        view.update({})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    view.update({Task("worker", 0): 0})
+    assert capsys.readouterr().out.endswith("worker:0 ended\n"), "what is new is said at once"
+
+
+def test_whoever_a_ps_has_counted_is_not_starting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker's first record comes a second after its first step."""
+    cluster = ClusterSpec({"ps": ["h:1"], "chief": ["h:2"], "worker": ["h:3", "h:4"]})
+    paths = RunPaths(tmp_path)
+    paths.create()
+    file = paths.telemetry(Task("ps", 0))
+    file.write_text('{"t": 1, "kind": "tick", "global_step": 64, "staleness": {"0": {"0": 40}, "1": {"2": 24}}}\n')
+    live.PlainLines(cluster, paths).update({Task("worker", 1): 1})
+    assert capsys.readouterr().out.endswith("global step 64 | chief:0 training | worker:0 training | worker:1 failed\n")
+    screen = io.StringIO()
+    view = live.LiveTable(cluster, paths, Console(file=screen, force_terminal=True, width=100))
+    view.update({})
+    view.close()
+    shown = screen.getvalue()
+    assert shown.count("train") == 2 * shown.count("starting") > 0
+
+
+def test_steps_that_are_not_in_the_model_are_told(tmp_path: Path) -> None:
+    """After Ctrl+C others go on while the last checkpoint is written."""
+    paths = RunPaths(tmp_path)
+    write_step(paths.checkpoints, 450)
+    cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]})
+
+    def said(global_step: int) -> str:
+        reports = [WorkerReport(index=0, task="worker:0", steps=464)], [PsReport(index=0, global_step=global_step)]
+        told = summary.build(
+            Settings(run_id="r"), cluster, reports, ok=False, wall_s=1.0, restarts=0, lost=[], error="interrupted"
+        )
+        return closing.block(told, paths)
+
+    assert "step-00000450, without the last 14 of the 464 steps: they are lost\n" in said(464)
+    assert "step-00000450\n" in said(450)
 
 
 def test_a_run_of_ops_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """WHAT does a ps make of cold requests? Without sockets: a stand-in for the connection."""
 
+import msgspec
 import pytest
 
 from paceline.cluster.membership import Phase, first_incarnation, incarnation_by_hand
@@ -284,6 +285,17 @@ def test_by_hand_one_whose_clock_was_set_back_gets_in_when_the_other_has_left(le
     again = stranger()
     (joined,) = asked.ask(again, joining(1, told.incarnation + 1))
     assert isinstance(joined, m.Joined) and again.key == (1, later + 1)
+
+
+def test_one_whose_optimizer_has_other_groups_is_refused() -> None:
+    """Else the first push of either would end the ps: every group that an optimizer has here needs its options."""
+    asked = Asked(num_workers=2)
+    for worker in (0, 1):
+        asked.core.drop((worker, 1))
+    asked.ask(stranger(), joining(0, SECOND))
+    two = msgspec.structs.replace(joining(1, SECOND), optimizer=m.OptimizerSpec("SGD", [{"lr": 0.1}, {"lr": 0.2}]))
+    with pytest.raises(Refused, match="worker:1 brings an optimizer with options of 2 groups, and the model has 1"):
+        asked.ask(stranger(), two)
 
 
 @pytest.mark.parametrize("request_of", [m.Copy, m.FreeCopy])

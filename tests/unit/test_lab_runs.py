@@ -228,6 +228,7 @@ def test_runs_that_fail_do_not_stop_the_rest(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("matrix", "text", "kinds"),
     [
@@ -251,10 +252,11 @@ def test_interrupting_a_whole_run_leaves_nothing_running(tmp_path: Path) -> None
     command = [*LAB, "modes", "--only", "sync, 2 workers", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lab:
         assert lab.stdout is not None
-        for line in lab.stdout:
-            if line.startswith("modes: run 1"):
+        started: list[psutil.Process] = []
+        for line in lab.stdout:  # a line every few seconds
+            started = psutil.Process(lab.pid).children(recursive=True)
+            if line.startswith("modes: run 1") and len(started) >= 2:
                 break
-        started = psutil.Process(lab.pid).children(recursive=True)
         assert len(started) >= 2
         lab.send_signal(signal.SIGINT)
         rest = lab.stdout.read()

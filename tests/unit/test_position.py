@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 
 from paceline.wire.messages import EPOCH, Position
 from paceline.worker.data import _Counted
-from paceline.worker.position import Progress
+from paceline.worker.position import Nothing, Progress
 
 
 class Batches:
@@ -62,3 +63,32 @@ def test_what_the_script_saves_after_its_pass_goes_on_with_the_next_epoch() -> N
             progress.pushed()
         position = progress.at_end(5)
         assert (position.epoch, position.batch) == (epoch + 1, 0)
+
+
+class Counting(Nothing):
+    """Options that change with every push; `goes_on` as in Keras, or not."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self.goes_on = goes_on
+        self.count = 0
+
+    def options(self) -> tuple[list[dict[str, object] | None], list[dict[str, object]]]:
+        return [], [{"count": self.count}]
+
+
+@pytest.mark.parametrize(("goes_on", "said"), [(True, 5), (False, 3)])
+def test_in_an_epoch_without_batches_of_ours_the_options_are_known(goes_on: bool, said: int) -> None:
+    """Three pushes an epoch: the fifth is saved. Options that go on with the steps are as then, others as the epoch
+    began: with it they begin again."""
+    progress, sent, beats = Progress(0), [], []
+    progress.own, progress.send = Counting(goes_on), sent.append
+    for _ in progress.epochs(2):
+        for _ in range(3):
+            if progress.own.count == 4:
+                progress.announced(5)
+            progress.pushed()
+            if progress.own.count == 5:
+                beats.append(progress.beat())
+            progress.own.count += 1
+    assert [(p.epoch, p.version, p.groups) for p in sent] == [(1, 5, [{"count": said}])]
+    assert [(p.epoch, p.groups) for p in beats] == [(1, [{"count": said}])]

@@ -2,7 +2,17 @@
 
 import pytest
 
-from paceline.launchers.restart import FIRST_S, HEALTHY_S, LONGEST_S, Again, Ended, Over, back_off_s, decide
+from paceline.launchers.restart import (
+    FIRST_S,
+    HEALTHY_S,
+    LONGEST_S,
+    Again,
+    Ended,
+    Over,
+    back_off_s,
+    decide,
+    will_repeat,
+)
 
 KILLED = Ended(code=-9)
 
@@ -74,6 +84,21 @@ def test_what_a_killed_one_had_said_before_is_no_error(code: int) -> None:
     for ends in ([killed, killed], [failed, killed], [killed, failed]):
         assert isinstance(decide(ends, 3), Again)
     assert isinstance(decide([failed, failed], 3), Over)
+
+
+@pytest.mark.parametrize("gist", ["SyntaxError: '(' was never closed", "IndentationError: unexpected indent"])
+def test_a_script_that_cannot_be_read_is_not_started_again(gist: str) -> None:
+    assert decide([Ended(code=1, gist=gist)], 3) == Over("Python cannot read it: its own message says what to change")
+    assert isinstance(decide([Ended(code=1, gist=gist, has_stepped=True)], 3), Again), "it read something else"
+
+
+def test_what_the_same_command_would_only_repeat() -> None:
+    assert will_repeat([Ended(code=2)])
+    assert will_repeat([Ended(code=1, gist="SyntaxError: x")])
+    assert will_repeat([Ended(code=1, gist="KeyError: 1"), Ended(code=1, gist="KeyError: 1")])
+    assert not will_repeat([Ended(code=1, gist="KeyError: 1")])
+    assert not will_repeat([Ended(code=-9)])
+    assert not will_repeat([])
 
 
 def test_it_waits_longer_each_time_up_to_a_limit() -> None:

@@ -53,5 +53,5 @@ def test_a_module_stays_one() -> None:
 
 
 def test_every_setting_has_a_flag_or_is_told_otherwise() -> None:
-    assert set(Settings.__struct_fields__) == set(options.SHARED) | {"run_id", "run_dir", "started_workers"}
+    assert set(Settings.__struct_fields__) == set(options.SHARED) | {"run_id", "run_dir", "started_workers", "plain"}
     assert set(OWN) <= set(Settings.__struct_fields__)

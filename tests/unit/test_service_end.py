@@ -1,14 +1,17 @@
 """When does a ps end? Not while a worker that went away may still come, also if it went before this ps was started."""
 
 import time
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from paceline.cluster.membership import Phase
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
-from paceline.server.core import PsConfig
+from paceline.server.core import Peer, PsConfig
 from paceline.server.service import Service
+from paceline.wire.frames import Frame, Kind
 
 REJOIN_S = 50.0
 
@@ -42,3 +45,17 @@ def test_but_not_for_ever(service: Service) -> None:
         service.core.members.recall(worker, Phase.GONE, 1, time.monotonic())
     service._began_s -= REJOIN_S
     assert service._is_over()
+
+
+def test_what_cannot_be_decoded_is_told_once_with_who_sent_it(service: Service) -> None:
+    """A worker whose messages we do not understand comes again and again: the log says why, not how often."""
+    told: list[str] = []
+    service.on_refusal = told.append
+    for _ in range(3):
+        tail = msgspec.msgpack.encode({"type": "Steps", "total": 2.5})
+        frame = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, len(tail), 0, tail)
+        channel = SimpleNamespace(recv=lambda frame=frame: frame, bytes_in=0, bytes_out=0)
+        service._serve(Peer(channel, key=(1, 1)))  # type: ignore[arg-type]
+    assert len(told) == 1
+    assert "worker:1" in told[0]
+    assert "a message that does not parse" in told[0]

@@ -240,7 +240,7 @@ def test_a_target_that_is_none_is_refused(target: object) -> None:
 def test_an_unreachable_target_is_one_sentence(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paceline.ingraph.neighbours, "_latest", [])
     monkeypatch.setattr("sys.argv", ["script.py", "--wait-s=0.2"])
-    with pytest.raises(WaitTimeout, match=r"gave up after \d s: paceline://127.0.0.1:\d+ at .* did not answer"):
+    with pytest.raises(WaitTimeout, match=r"gave up after [\d.]+ s: paceline://127.0.0.1:\d+ at .* did not answer"):
         Session(serving.target(0))
 
 

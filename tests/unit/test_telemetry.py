@@ -415,7 +415,7 @@ def test_every_worker_of_the_cluster_has_a_row_also_when_it_was_killed(tmp_path:
 
 
 def test_what_ps_0_counted_of_each_worker_is_in_its_row() -> None:
-    told = [WorkerReport(index=0, task="worker:0", steps=10, discarded=1)]  # worker:1 was killed without a word
+    told = [WorkerReport(index=0, task="worker:0", steps=10, discarded=5)]  # worker:1 was killed without a word
     first = PsReport(
         index=0,
         staleness={"0": {"0": 3, "1": 1}, "1": {"10": 2}},
@@ -429,7 +429,7 @@ def test_what_ps_0_counted_of_each_worker_is_in_its_row() -> None:
         [row[key] for key in ("steps", "discarded", "waited_s", "not_finite", "staleness")] for row in built["workers"]
     ]
     assert rows == [
-        [10, 1, 0.0, 0, {"mean": 0.25, "p50": 0, "p95": 1, "max": 1}],
+        [10, 5, 0.0, 0, {"mean": 0.25, "p50": 0, "p95": 1, "max": 1}],
         [7, 4, 2.5, 1, {"mean": 10.0, "p50": 10, "p95": 10, "max": 10}],
     ]
     assert built["staleness"] == {"mean": 3.5, "p50": 0, "p95": 10, "max": 10}

@@ -119,7 +119,7 @@ def test_a_graph_of_ones_own() -> None:
         (lambda: tf.constant([[1], [2, 3]]), r"\[\[1\], \[2, 3\]\] is no tensor: its lists differ in length"),
         (lambda: tf.constant([["a"], ["b", "c"]], tf.string), "is no tensor: its lists differ in length"),
         (lambda: tf.Variable(1.0), r"tf.Variable is not here.*PyTorch's.*docs/ingraph.md"),
-        (lambda: tf.global_variables_initializer(), "tf.global_variables_initializer is not here"),
+        (lambda: tf.global_variables(), "tf.global_variables is not here"),
         (lambda: tf.train.GradientDescentOptimizer(0.1), "tf.train.GradientDescentOptimizer is not here"),
         (lambda: tf.matmull, "did you mean 'matmul'"),
         (lambda: tf.constant("abc", dtype=tf.float32), "cannot become float32"),
@@ -201,3 +201,27 @@ def test_flags_are_where_tensorflow_has_them(monkeypatch: pytest.MonkeyPatch) ->
 def test_train_has_the_cluster_and_the_server() -> None:
     assert tf.train.ClusterSpec({"local": ["a:1"]}).jobs == ["local"]
     assert callable(tf.train.Server.create_local_server)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_the_chief_of_document_003_initialises_and_others_do_not(is_chief: bool) -> None:
+    init_op = tf.initialize_all_variables()
+    supervisor = tf.train.Supervisor(is_chief=is_chief, init_op=init_op)
+    made: list[object] = []
+    plain = tf.Session.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.Session, "run", lambda self, node, feeds=None: made.append(node) or plain(self, node, feeds))
+        session = supervisor.prepare_or_wait_for_session()
+    assert made == ([init_op] if is_chief else [])
+    assert session.run(tf.constant("Hello")) == b"Hello" and session.run(init_op) is None
+    session.close()
+    assert not supervisor.should_stop()
+    supervisor.request_stop()
+    assert supervisor.should_stop()
+
+
+def test_ops_under_a_replica_device_setter_are_the_workers() -> None:
+    cluster = tf.train.ClusterSpec({"ps": ["a:1"], "worker": ["b:1", "b:2"]})
+    with tf.device(tf.train.replica_device_setter(worker_device="/job:worker/task:1", cluster=cluster)):
+        node = tf.constant(1.0)
+    assert str(node.device) == "/job:worker/task:1"

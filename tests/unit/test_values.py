@@ -142,7 +142,7 @@ class Own:
     ("value", "name"),
     [
         ({1, 2}, "a set"),
-        (object(), "a object"),
+        (object(), "an object"),
         (Own(), "test_values.Own"),
         (len, "builtin_function_or_method"),
         (Meters(2), "test_values.Meters"),

@@ -48,7 +48,7 @@ def demo(
     own = {flag: value for flag, value in chosen.flags.items() if is_default(ctx, flag)}
     code = start({**ctx.params, **own}, str(chosen.script), tuple(rest), is_module=False)
     if code == EXIT_OK and not dry_run:
-        typer.echo(f"Look at {chosen.look_at}")
+        typer.echo(f"Look at {chosen.advice(rest)}")
     raise typer.Exit(code)
 
 

@@ -59,7 +59,7 @@ def emit(
 
 def shipment(ctx: typer.Context) -> "Shipment":
     """What the flags describe, checked as `run` would check it."""
-    from paceline.launchers.emit import Shipment, check_gpus
+    from paceline.launchers.emit import Shipment, check_gpus, check_image
     from paceline.launchers.entry import Program, check_program
     from paceline.launchers.local import check_resume
 
@@ -67,6 +67,7 @@ def shipment(ctx: typer.Context) -> "Shipment":
     script, is_module = str(params["script"]), bool(params["module"])
     program = Program(script=script, args=tuple(params["args"] or ()), is_module=is_module)
     check_program(program)
+    check_image(params["image"])
     check_gpus(params["gpus"])
     settings = o.settings(params)
     cluster = cluster_of(params)

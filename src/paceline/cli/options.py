@@ -149,6 +149,12 @@ Chaos = Annotated[
 ChaosSeed = Annotated[int, typer.Option("--chaos-seed", help="Which random faults.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="Seconds a task waits for the others.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
+Plain = Annotated[
+    bool,
+    typer.Option(
+        "--plain", help="SCRIPT does not use paceline: every task runs it, with TF1's four flags and TF_CONFIG."
+    ),
+]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as in python -m.")]
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
 ScriptArgs = Annotated[

@@ -5,6 +5,7 @@ Called by cli/main and cli/demo. Must never look at SCRIPT's own arguments.
 
 from collections.abc import Mapping
 
+import msgspec
 import typer
 
 from paceline.cli import options as o
@@ -23,6 +24,7 @@ def run(
     run_dir: o.RunDir = None,
     dry_run: o.DryRun = False,
     module: o.Module = False,
+    plain: o.Plain = False,
 ) -> None:
     """Train SCRIPT on a cluster of ps and worker tasks on this host."""
     raise typer.Exit(start(ctx.params, script, tuple(args or ()), module))
@@ -40,7 +42,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         program=Program(script=script, args=args, is_module=is_module),
         ps=ps,
         workers=workers,
-        settings=o.settings(params),
+        settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
     )
     return local.dry_run(request) if params["dry_run"] else local.run(request)
@@ -55,6 +57,6 @@ def hosts_or_count(flag: str, params: Mapping[str, object], default: int) -> int
     if count is not None and count < 1:
         raise UsageError(f"--{flag} is {count}; a cluster needs at least 1.")
     if hosts and count is not None and count != len(hosts):
-        shown = hosts_flag.replace("_", "-")
-        raise UsageError(f"--{flag} is {count} but --{shown} has {len(hosts)} addresses; leave out --{flag}.")
+        has = f"{len(hosts)} address{'es' if len(hosts) > 1 else ''}"
+        raise UsageError(f"--{flag} is {count} but --{hosts_flag} has {has}; leave out --{flag}.")
     return hosts or (default if count is None else count)

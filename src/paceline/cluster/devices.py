@@ -9,6 +9,7 @@ import re
 import msgspec
 
 from paceline.cluster.spec import ClusterSpec, Task
+from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
 
 KINDS = ("CPU", "GPU")
@@ -42,7 +43,7 @@ class Device(msgspec.Struct, frozen=True):
         ['/device:CPU:0', '/device:GPU:1', '/device:GPU:2', '/job:ps/task:0', '']
         """
         if not isinstance(text, str):
-            raise UsageError(f"A device is a string such as {_EXAMPLES}, not a {type(text).__name__}.")
+            raise UsageError(f"A device is a string such as {_EXAMPLES}, not {with_article(type(text).__name__)}.")
         if not text:
             return cls()
         if not text.startswith("/"):

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 
 import msgspec
@@ -230,15 +231,20 @@ def _task_from_flags(spec: ClusterSpec, given: Mapping[str, str]) -> Task:
 
 def _task(spec: ClusterSpec, job: str, index: int | None) -> Task:
     """Find the task; only an evaluator may be outside the cluster, where it has no address."""
-    if job == "evaluator" and job not in spec.jobs:
+    if index is not None and (isinstance(index, bool) or not isinstance(index, Integral)):
+        raise UsageError(f"task_index is {index!r}; it must be a whole number, such as 0.")
+    if not isinstance(job, str):
+        raise UsageError(f"job_name is {job!r}; it must be a string, one of: {', '.join(spec.jobs)}.")
+    if job == "evaluator" and job not in spec.jobs and spec.ps:
         if index:
             raise UsageError(f"There is no task evaluator:{index}; outside the cluster there is only evaluator:0.")
         return Task(job, 0)
     if job not in spec.jobs:
-        raise UsageError(f"The cluster has no job {job!r}; {hint(job, [*spec.jobs, 'evaluator'])}.")
+        valid = [*spec.jobs, "evaluator"] if spec.ps else spec.jobs
+        raise UsageError(f"The cluster has no job {job!r}; {hint(job, valid)}.")
     if index is None and spec.num_tasks(job) > 1:
         raise UsageError(f"Job {job!r} has {spec.num_tasks(job)} tasks; say which one with --task_index=0 or higher.")
-    task = Task(job, index or 0)
+    task = Task(job, int(index or 0))
     spec.address(task)
     return task
 

@@ -62,3 +62,18 @@ def by_whom(port: int) -> str:
     except psutil.Error:
         pass
     return ""
+
+
+def is_listened(address: str) -> bool:
+    """Whether a process listens at this port here, as far as the system lets us see it; nobody is connected to."""
+    import psutil
+
+    port = split(address)[1]
+    try:
+        return any(
+            connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.laddr
+        )
+    except psutil.Error:
+        return False

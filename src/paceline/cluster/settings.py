@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     run_dir: str | None = None
+    plain: bool = False  # the program does not use paceline: it gets flags and TF_CONFIG, and trains by itself
     mode: str = "async"
     replicas_to_aggregate: int | None = None
     extra_tokens: int | None = None

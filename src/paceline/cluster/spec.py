@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paceline.cluster.spelling import hint
+from paceline.cluster.spelling import hint, with_article
 from paceline.errors import UsageError
 
 Addresses = Sequence[str] | Mapping[int, str] | Mapping[str, str]
@@ -65,9 +65,10 @@ class ClusterSpec:
             self._jobs: dict[str, tuple[str, ...]] = cluster._jobs
             return
         if not isinstance(cluster, Mapping):
-            raise UsageError(f'A cluster is a mapping such as {{"ps": ["host:2222"]}}, not a {type(cluster).__name__}.')
+            given = with_article(type(cluster).__name__)
+            raise UsageError(f'A cluster is a mapping such as {{"ps": ["host:2222"]}}, not {given}.')
         if not cluster:
-            raise UsageError("The cluster is empty; it needs at least a job ps and a job worker.")
+            raise UsageError('The cluster is empty; it needs at least one job, such as {"worker": ["host:2222"]}.')
         self._jobs = {_job_name(job): _addresses(job, given) for job, given in cluster.items()}
         if len(self._jobs.get("chief", ())) > 1:
             raise UsageError(f"Job 'chief' may have only one task, not {self.num_tasks('chief')}.")

@@ -7,6 +7,14 @@ import difflib
 from collections.abc import Iterable
 
 
+def with_article(noun: str) -> str:
+    """
+    >>> with_article("int"), with_article("list")
+    ('an int', 'a list')
+    """
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
 def hint(name: str, valid: Iterable[str]) -> str:
     """Say what would be right.
 

@@ -7,7 +7,7 @@ Must never correct a value: it says what would be right.
 import math
 from collections.abc import Collection
 
-from paceline.cluster import chaos, pinning, slow
+from paceline.cluster import chaos, pinning, plain, slow
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
@@ -28,6 +28,8 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     >>> check(Settings(run_id="r"), ClusterSpec({"ps": ["a:1"], "worker": ["a:2"]}))
     """
     _check_jobs(cluster)
+    if settings.plain:
+        plain.check(settings)
     _one_of("mode", settings.mode, spec.NAMES)
     _one_of("placement", settings.placement, PLACEMENTS)
     _one_of("data", settings.data, DATA)
@@ -59,7 +61,8 @@ def check_ops(settings: Settings) -> None:
 
     >>> check_ops(Settings(run_id="r"))
     """
-    _one_of("lane", settings.lane, ["auto", *LANES])
+    if settings.lane != "inproc":  # of tests, and not for people
+        _one_of("lane", settings.lane, ["auto", *(lane for lane in LANES if lane != "inproc")])
     _check_security(settings)
     pinning.check_use(settings)
     _positive("wait_s", settings.wait_s)

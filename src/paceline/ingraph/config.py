@@ -6,6 +6,9 @@ TensorFlow's in two: soft placement and memory growth are on, because a program 
 """
 
 from dataclasses import dataclass, field, fields
+from numbers import Real
+from types import UnionType
+from typing import Self
 
 import msgspec
 
@@ -15,13 +18,41 @@ from paceline.errors import UsageError
 
 
 class _Options:
-    """A mistyped option is refused, not kept."""
+    """A mistyped option is refused, not kept, and so is a value of another kind."""
+
+    def __new__(cls, *values: object, **options: object) -> Self:
+        for name in options:
+            cls._check_known(name)
+        return super().__new__(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
-        known = list(type(self).__annotations__)
+        self._check_known(name)
+        super().__setattr__(name, _checked(name, value, type(self).__annotations__[name]))
+
+    @classmethod
+    def _check_known(cls, name: str) -> None:
+        known = list(cls.__annotations__)
         if name not in known:
-            raise UsageError(f"{type(self).__name__} has no option {name!r}; {hint(name, known)}.")
-        super().__setattr__(name, value)
+            raise UsageError(f"{cls.__name__} has no option {name!r}; {hint(name, known)}.")
+
+
+def _checked(name: str, value: object, kind: object) -> object:
+    """The value, if it is of that kind; 0 and 1 are TensorFlow's too for False and True."""
+    if value is None and isinstance(kind, UnionType):
+        return None
+    if kind == bool | None:
+        if isinstance(value, int) and value in (0, 1):
+            return bool(value)
+        wanted = "True or False"
+    elif kind is GPUOptions:
+        if isinstance(value, GPUOptions):
+            return value
+        wanted = "a GPUOptions"
+    else:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            return value
+        wanted = "a number"
+    raise UsageError(f"{name} is {value!r}; it must be {wanted}.")
 
 
 @dataclass
@@ -52,7 +83,7 @@ class ConfigProto(_Options):
     gpu_options: GPUOptions = field(default_factory=GPUOptions)
     allow_soft_placement: bool | None = None
     log_device_placement: bool | None = None
-    operation_timeout_in_ms: int = 0  # of a session's step; 0: as long as it takes
+    operation_timeout_in_ms: int = 0  # of a session's step, and for its tasks to come; 0: as long as it takes
 
     def gpu_use(self, flags: GpuUse) -> GpuUse:
         """The flags, and in their place what this says; a fraction that is none is refused.

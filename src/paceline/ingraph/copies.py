@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
 from paceline.cluster.devices import Device
+from paceline.cluster.spelling import with_article
 from paceline.errors import ConnectionLost, ProtocolError, UsageError
 from paceline.ingraph import attributes, layers
 from paceline.ingraph.draws import turn_of
@@ -213,7 +214,7 @@ def _made(how: dict[str, Any]) -> nn.Module:
         return layers.build(msgspec.convert(how["layers"], list[layers.Layer]))
     made = find(how["op"]).fn(*how["args"], **how["kwargs"])
     if not isinstance(made, nn.Module):
-        raise UsageError(f"{how['op']} returned a {type(made).__name__} where a module was wanted.")
+        raise UsageError(f"{how['op']} returned {with_article(type(made).__name__)} where a module was wanted.")
     return made
 
 

@@ -47,6 +47,10 @@ def identity(value: Any) -> Any:
     return value
 
 
+def no_op() -> None:
+    """Nothing, in its turn."""
+
+
 def item(value: Any, key: int | str) -> Any:
     """One element of what an op returned."""
     return value[key]
@@ -61,6 +65,7 @@ NAMES: dict[str, Callable[..., Any]] = {
     "RealDiv": divide,
     "AddN": add_n,
     "Identity": identity,
+    "NoOp": no_op,
     "Item": item,
 }
 KERNELS: dict[str, Op[..., Any]] = {kind: register(Op(fn, kind=kind)) for kind, fn in NAMES.items()}

@@ -111,7 +111,7 @@ class Master:
 
     def open(self, options: Options, is_announced: bool = True) -> str:
         """A new session, once every task of the cluster is there."""
-        self._meet_all()
+        self._meet_all(options.timeout_s or None)
         name = secrets.token_hex(8)
         with self._lock:
             self._sessions[name] = made = _Session(options)
@@ -195,19 +195,21 @@ class Master:
                 self._sessions[name].callers.add(stream)
             return self._sessions[name]
 
-    def _meet_all(self) -> None:
+    def _meet_all(self, limit_s: float | None) -> None:
         """Every task is asked what it has; the waiting lines are those of the missing ones. A ps has nothing."""
         own = self._neighbours.task
         others = [task for task in self._neighbours.serving_tasks if task != own]
-        offers = together({task: self._meeting(task) for task in others}, lambda error: None, Awaited(still_wanted()))
+        offers = together(
+            {task: self._meeting(task, limit_s) for task in others}, lambda error: None, Awaited(still_wanted())
+        )
         self._offers = {**offers, own: self._offer()}
 
-    def _meeting(self, task: Task) -> Callable[[], Offer]:
+    def _meeting(self, task: Task, limit_s: float | None) -> Callable[[], Offer]:
         remote = self._neighbours.remote(task)
 
         def meet() -> Offer:
             try:
-                return msgspec.convert(remote.call("hello"), Offer)
+                return msgspec.convert(remote.call("hello", wait_s=limit_s, limit_s=limit_s), Offer)
             except UsageError:
                 if not remote.is_ps:
                     raise

@@ -5,6 +5,7 @@ paceline.Server, from paceline.connect, or from where paceline.init would find i
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
 from paceline.transport.base import Stream
 from paceline.transport.security import Role
-from paceline.worker.exits import let_errors_set_the_exit_code
+from paceline.worker.exits import ends_waits, let_errors_set_the_exit_code
 from paceline.worker.torch_devices import here, say_once
 
 if TYPE_CHECKING:
@@ -133,7 +134,16 @@ class Neighbours:
 def remote_to(assignment: Assignment, name: str, address: str, role: Role = Role.CLIENT) -> Remote:
     """The way to any address, with this process's secret and patience."""
     settings = assignment.settings
-    return Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say, role)
+    made = Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say, role)
+    _ways.add(made)
+    ends_waits.add(_end_waits)
+    return made
+
+
+def _end_waits() -> None:
+    """Towers ask in threads of their own."""
+    for each in list(_ways):
+        each.close()
 
 
 def connect(cluster: ClusterSpec | Mapping[str, Addresses]) -> Neighbours:
@@ -243,6 +253,7 @@ def say(line: str) -> None:
 
 _latest: list[Neighbours] = []
 _stopped: set[str] = set()  # addresses
+_ways: "weakref.WeakSet[Remote]" = weakref.WeakSet()  # to other tasks, as long as somebody has them
 _finding = threading.Lock()
 _serving: ContextVar[Neighbours | None] = ContextVar("serving", default=None)
 _caller: ContextVar[Stream | None] = ContextVar("caller", default=None)

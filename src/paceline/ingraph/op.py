@@ -89,10 +89,17 @@ def find(name: str) -> Op[..., Any]:
     if name not in _OPS:
         from paceline.ingraph.neighbours import served
 
-        where = f"on {task.device}: that task" if (task := served()) is not None else "here: this process"
+        task = served()
+        place, who = (f"on {task.device}", "that task") if task is not None else ("here", "this process")
+        module = name.partition(":")[0]
+        if module == "__main__":
+            raise UsageError(
+                f"Op {name!r} is not registered {place}, where '__main__' may be another program, and no code travels; "
+                "put it into a module that both sides import."
+            )
         raise UsageError(
-            f"Op {name!r} is not registered {where} must import {name.partition(':')[0]!r} itself, because no code "
-            f"travels; {_known(name)}."
+            f"Op {name!r} is not registered {place}: {who} must import {module!r} itself, because no code travels; "
+            f"{_known(name)}."
         )
     return _OPS[name]
 

@@ -65,10 +65,8 @@ def prune(nodes: Mapping[str, Def], fetches: Sequence[str], fed: Collection[str]
         _visit(nodes, fetch, done, order)
     for name in order:
         if nodes[name].is_fed_only:
-            needed = next((n for n in order if name in nodes[n].needs), name)
-            raise UsageError(
-                f"Placeholder {name!r} has no value and {needed!r} needs it; give session.run feed_dict={{{name}: …}}."
-            )
+            needed = next((f" and {n!r} needs it" for n in order if name in nodes[n].needs), "")
+            raise UsageError(f"Placeholder {name!r} has no value{needed}; give session.run feed_dict={{{name}: …}}.")
     return order
 
 

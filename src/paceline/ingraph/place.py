@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from paceline.cluster.devices import Device
+from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
 from paceline.ingraph import copies
 from paceline.ingraph.mirror import Build, Mirror, remote_for
@@ -48,7 +49,7 @@ def place(
     torch.Size([5, 2])
     """
     if not isinstance(module, nn.Module):
-        raise UsageError(f"place() takes a module and a device, not a {type(module).__name__}.")
+        raise UsageError(f"place() takes a module and a device, not {with_article(type(module).__name__)}.")
     if "forward" in vars(module):
         raise UsageError(f"This {type(module).__name__} was placed before, or its forward was replaced; place it once.")
     asked = Device.parse(device)

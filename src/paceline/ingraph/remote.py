@@ -21,7 +21,10 @@ from paceline.worker.patience import Patience
 
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
+CONNECT_S = 5.0
+SHORTEST_S = 0.05  # for a last attempt
 PROBE_S = 10.0  # of silence, after which a task is asked whether it lives
+PROBES = 3  # at least, before it is given up
 PROBE_ANSWER_S = 5.0
 ALIVE = "alive"  # the question that every server answers; ingraph/calls
 STOP = "stop"  # what only the chief may say
@@ -66,7 +69,8 @@ class Remote:
     ) -> Any:
         """Run an op there and return what it returns; what it raises is raised here as RemoteOpError.
 
-        `wait_s`: how long to wait for a task that is not there; None: as long as this process waits for anybody.
+        `wait_s`: how long to wait for a task that is not there; None, or more than that: as long as this process waits
+        for anybody.
         `limit_s`: how long the op may take; None: as long as it likes, as long as its task lives.
         `what`: what an error calls it; None: the op. `on_held`: it is about what lies there on the connection of the
         last call, and nobody waits for another one.
@@ -74,7 +78,8 @@ class Remote:
         description, buffers = values.pack((list(args), dict(kwargs or {})))
         bulk = values.bulk(description, buffers)
         what = what or op
-        channel = self._held(what) if on_held else self._take(self._wait_s if wait_s is None else wait_s)
+        patience_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
+        channel = self._held(what) if on_held else self._take(patience_s)
         try:
             call = ops.Call(op, len(description), device)
             channel.send(Kind.COLD, tail=ops.encode(call), bulk=bulk)
@@ -83,7 +88,9 @@ class Remote:
             channel.close()
             if not self._has_answered and self._asks_whether_ps():
                 raise UsageError(f"{self.name} at {self.address} holds parameters and runs no ops.") from None
-            raise ConnectionLost(f"{self.name} at {self.address} went away while it ran {what}: {error}") from error
+            who = f"{self.name} at {self.address}"
+            why = str(error).replace(who, "it")
+            raise ConnectionLost(f"{who} went away while it ran {what}: {why}") from error
         except BaseException:
             channel.close()  # its answer may still come; nobody else is to get it
             raise
@@ -94,6 +101,7 @@ class Remote:
         return value
 
     def close(self) -> None:
+        """Calls that wait, in other threads, end soon."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -132,16 +140,20 @@ class Remote:
 
     def _persist(self, wait_s: float) -> Channel:
         """Connect, now and then, until the deadline: tasks start in any order."""
-        waiting: Patience | None = None
+        waiting = Patience(wait_s, [self.name], self._say if wait_s else _say_nothing)
         pause_s = RETRY_S
         while True:
+            self._check_open()
             try:
-                return self._connect(5.0)
+                return self._connect(min(CONNECT_S, max(waiting.left_s, SHORTEST_S)) if wait_s else CONNECT_S)
             except ConnectionLost as error:
-                waiting = waiting or Patience(wait_s, [self.name], self._say if wait_s else _say_nothing)
-                waiting.again(f"{self.name} at {self.address} did not answer ({error})")
-            time.sleep(pause_s)  # between attempts to connect: nobody can wake us
+                waiting.again(f"{self.name} at {self.address} did not answer ({error})", error=error)
+            time.sleep(min(pause_s, waiting.left_s))  # between attempts to connect: nobody can wake us
             pause_s = min(SLOWEST_RETRY_S, 2 * pause_s)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionLost("this process has closed the connection")
 
     def _connect(self, timeout_s: float) -> Channel:
         channel = connect(self.address, self._lane, self._secret, timeout_s, self._role)
@@ -152,33 +164,34 @@ class Remote:
 
     def _await(self, channel: Channel, what: str, limit_s: float | None) -> Frame:
         """The answer, however long the op takes, as long as its task lives; unless a limit was asked for."""
-        silent: Patience | None = None
+        probe_s = min(PROBE_S, self._wait_s / PROBES)
         began_s = time.monotonic()
-        next_s = began_s + PROBE_S
+        silent = Patience(self._wait_s, [self.name], self._say, since_s=began_s)  # since it was last known to live
+        next_s = began_s + probe_s
         while True:
             try:
                 return channel.recv()
             except WaitTimeout:
+                self._check_open()
                 if limit_s is not None and time.monotonic() > began_s + limit_s:
                     raise WaitTimeout(f"gave up after {limit_s:g} s: {self.name} has not ended {what}") from None
                 if time.monotonic() < next_s:
                     continue
-            if self._is_alive():
-                silent = None
+            if self._is_alive(min(PROBE_ANSWER_S, max(silent.left_s, SHORTEST_S))):
+                silent = Patience(self._wait_s, [self.name], self._say)
             else:
-                silent = silent or Patience(self._wait_s, [self.name], self._say)
                 silent.again(f"{self.name} at {self.address} has our call and says nothing: it is stopped, or lost")
-            next_s = time.monotonic() + PROBE_S
+            next_s = time.monotonic() + min(probe_s, silent.left_s)
 
-    def _is_alive(self) -> bool:
+    def _is_alive(self, answer_s: float) -> bool:
         """Whether the task answers on a new connection; the one with the call is busy."""
+        deadline = time.monotonic() + answer_s
         try:
-            channel = self._connect(PROBE_ANSWER_S)
+            channel = self._connect(answer_s)
         except (ConnectionLost, AuthenticationError):
             return False
         try:
             channel.send(Kind.COLD, tail=ops.encode(ops.Call(ALIVE, 0)))
-            deadline = time.monotonic() + PROBE_ANSWER_S
             while time.monotonic() < deadline:
                 try:
                     _receive(channel, channel.recv())

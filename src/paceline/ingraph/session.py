@@ -15,6 +15,7 @@ import torch
 from paceline.cluster.discovery import CLIENT, Assignment, discover_as
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task, split_address
+from paceline.cluster.spelling import with_article
 from paceline.errors import PacelineError, UsageError, WaitTimeout
 from paceline.ingraph import scope, values
 from paceline.ingraph.config import ConfigProto
@@ -57,8 +58,8 @@ class Session:
         if self._is_closed:
             raise UsageError("This session is closed; make a new one.")
         if feed_dict is not None and not isinstance(feed_dict, Mapping):
-            given = type(feed_dict).__name__
-            raise UsageError(f"feed_dict is a dict of nodes and values, not a {given}: session.run(fetches, {{x: 1}}).")
+            given = with_article(type(feed_dict).__name__)
+            raise UsageError(f"feed_dict is a dict of nodes and values, not {given}: session.run(fetches, {{x: 1}}).")
         nodes: list[Node] = []
         values.mapped(fetches, lambda leaf: nodes.append(self._node(leaf)))
         feeds = {self._node(key).name: _fed(self._node(key), value) for key, value in (feed_dict or {}).items()}
@@ -129,6 +130,7 @@ class _Far:
 
     def __init__(self, target: str, options: Options) -> None:
         self._remote = _remote(target)
+        self._wait_s = options.timeout_s or None
         self._limit_s = options.timeout_s + MASTER_S if options.timeout_s else None
         self._name: str = self._call("open_session", msgspec.to_builtins(options))
 
@@ -136,14 +138,14 @@ class _Far:
         self._call("extend", self._name, [msgspec.structs.asdict(node) for node in nodes])
 
     def run(self, fetches: list[str], feeds: dict[str, Any]) -> list[Any]:
-        return list(self._call("run", self._name, fetches, feeds, limit_s=self._limit_s))
+        return list(self._call("run", self._name, fetches, feeds))
 
-    def _call(self, verb: str, *args: Any, limit_s: float | None = None) -> Any:
+    def _call(self, verb: str, *args: Any) -> Any:
         """Ask the master; one that this very process has stopped is not waited for."""
         if not was_stopped(self._remote.address):
-            return self._remote.call(verb, args, limit_s=limit_s, what="the session")
+            return self._remote.call(verb, args, wait_s=self._wait_s, limit_s=self._limit_s, what="the session")
         try:
-            return self._remote.call(verb, args, wait_s=0.0, limit_s=limit_s, what="the session")
+            return self._remote.call(verb, args, wait_s=0.0, limit_s=self._limit_s, what="the session")
         except WaitTimeout:
             raise UsageError(
                 f"The server of {self._remote.name} was stopped by this program, and its sessions ended with it; make "

@@ -40,7 +40,9 @@ __all__ = [
     "float32",
     "float64",
     "get_default_graph",
+    "global_variables_initializer",
     "identity",
+    "initialize_all_variables",
     "int8",
     "int16",
     "int32",
@@ -142,6 +144,14 @@ def identity(value: Any, name: str | None = None) -> Node:
     return _add("Identity", "identity", [_node(value)], name)
 
 
+def global_variables_initializer() -> Node:
+    """TensorFlow's init_op. There are no variables here, so that it does nothing, in its turn."""
+    return _add("NoOp", "no_op", [], "init")
+
+
+initialize_all_variables = global_variables_initializer
+
+
 def _add(kind: str, kernel: str, args: list[Any], name: str | None) -> Node:
     return get_default_graph().add(kind, f"{KERNELS}:{kernel}", args, {}, name)
 
@@ -168,6 +178,45 @@ class Session(sessions.Session):
 
     def __init__(self, target: str = "", graph: Graph | None = None, config: ConfigProto | None = None) -> None:
         super().__init__(target, graph or get_default_graph(), config)
+
+
+class Supervisor:
+    """TensorFlow 1's, as far as its small programs use it: a session for every worker, prepared by the chief.
+
+    >>> with Supervisor(init_op=global_variables_initializer()).prepare_or_wait_for_session() as session:
+    ...     int(session.run(constant(2) + 1))
+    3
+    """
+
+    def __init__(self, is_chief: bool = True, init_op: Node | None = None) -> None:
+        self._is_chief = is_chief
+        self._init_op = init_op
+        self._is_over = False
+
+    def prepare_or_wait_for_session(self, master: str = "", config: ConfigProto | None = None) -> Session:
+        """Waits until every task of the cluster is there; the chief then runs init_op."""
+        session = Session(master, config=config)
+        if self._is_chief and self._init_op is not None:
+            session.run(self._init_op)
+        return session
+
+    def request_stop(self) -> None:
+        """From now on should_stop() is true; there are no threads here that it would end."""
+        self._is_over = True
+
+    def should_stop(self) -> bool:
+        return self._is_over
+
+
+def replica_device_setter(
+    worker_device: str = "/job:worker", cluster: ClusterSpec | dict[str, list[str]] | None = None
+) -> str:
+    """Where ops go that are no variables. Variables, which it would put on the ps, are ctx.prepare's here.
+
+    >>> replica_device_setter(worker_device="/job:worker/task:1")
+    '/job:worker/task:1'
+    """
+    return worker_device
 
 
 class NotHere(UsageError, AttributeError):
@@ -205,6 +254,8 @@ class train(metaclass=_Names):
 
     ClusterSpec = ClusterSpec
     Server = Server
+    Supervisor = Supervisor
+    replica_device_setter = staticmethod(replica_device_setter)
 
 
 class flags:

@@ -33,9 +33,10 @@ class Awaited(msgspec.Struct, frozen=True):
         if not self.is_wanted():
             return StepAborted("the client went away")
         if self.timeout_s and passed_s >= self.timeout_s:
-            names, has = ", ".join(task.device for task in missing), "have" if len(missing) > 1 else "has"
+            names = ", ".join(task.device for task in missing)
+            ended = "have not ended their parts" if len(missing) > 1 else "has not ended its part"
             told = f"gave up after {self.timeout_s:g} s (operation_timeout_in_ms)"
-            return WaitTimeout(f"{told}: {names} {has} not ended its part of the step")
+            return WaitTimeout(f"{told}: {names} {ended} of the step")
         return None
 
 

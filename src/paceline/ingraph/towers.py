@@ -25,7 +25,7 @@ from torch import nn
 
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
-from paceline.cluster.spelling import hint
+from paceline.cluster.spelling import hint, with_article
 from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import gpus_of, tower_on
@@ -131,7 +131,7 @@ class Towers:
         if self.mode == ASYNC:
             raise UsageError('With mode="async" no two gradients meet: loop over towers.train(loss, batches).')
         if isinstance(batches, torch.Tensor) or not isinstance(batches, Sequence) or len(batches) != len(self):
-            given = f"{len(batches)}" if isinstance(batches, Sequence) else f"a {type(batches).__name__}"
+            given = f"{len(batches)}" if isinstance(batches, Sequence) else with_article(type(batches).__name__)
             raise UsageError(
                 f"{len(self)} towers take a list of {len(self)} batches, one for each, not {given}; "
                 "towers.split(batch) cuts one batch for all."

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from paceline.cluster.spelling import with_article
 from paceline.errors import ProtocolError, UsageError
 from paceline.params.arena import check_fits
 from paceline.transport.base import Buffer
@@ -201,7 +202,7 @@ class _Packer:
             return self._tensor(value)
         if isinstance(value, np.ndarray | np.generic):
             return self._array(value)
-        raise _refusal(f"a {_type_name(value)}")
+        raise _refusal(with_article(_type_name(value)))
 
     def _dict(self, value: dict[object, object], depth: int) -> _Dict:
         for key in value:
@@ -210,6 +211,8 @@ class _Packer:
         return _Dict([str(key) for key in value], [self.item(each, depth + 1) for each in value.values()])
 
     def _tensor(self, tensor: torch.Tensor) -> _Tensor:
+        if tensor.is_nested:
+            raise _refusal("a nested tensor")
         if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _TENSOR_NAMES:
             raise _refusal(f"a tensor of layout {tensor.layout} and type {tensor.dtype} on {tensor.device}")
         if tensor.dim() > MAX_DIMS:
@@ -225,7 +228,7 @@ class _Packer:
     def _array(self, value: "np.ndarray[Any, Any] | np.generic") -> _Array:
         array = np.asarray(value)
         if type(value) is not np.ndarray and not isinstance(value, np.generic):
-            raise _refusal(f"a {_type_name(value)}")
+            raise _refusal(with_article(_type_name(value)))
         if not _ARRAY_DTYPE.fullmatch(array.dtype.str):
             raise _refusal(f"an array of type {array.dtype}")
         flat = np.ascontiguousarray(array).reshape(-1)

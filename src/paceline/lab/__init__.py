@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.lab import accuracy, apply, budget, in_graph, modes, overhead, safety
+from paceline.lab import accuracy, apply, budget, documents, in_graph, modes, overhead, safety, tensorflow
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
@@ -13,4 +13,6 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "accuracy": accuracy.matrix,
     "budget": budget.matrix,
     "in-graph": in_graph.matrix,
+    "documents": documents.matrix,
+    "tensorflow": tensorflow.matrix,
 }

@@ -55,6 +55,10 @@ class Orders:
             reply = Reply(us=1e6 * (time.perf_counter() - began_s) / count)
             self._read()
 
+    def lack(self, what: str) -> None:
+        """Instead of obeying: why this cannot be measured here."""
+        self._out.write(msgspec.json.encode(Reply(missing=what)) + b"\n")
+
     def _next(self, reply: Reply, resting: Resting) -> tuple[int, int] | None:
         """Answer, then the next order; None at the end."""
         with resting():

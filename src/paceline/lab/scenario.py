@@ -12,13 +12,15 @@ import msgspec
 from paceline.cluster.settings import Settings
 from paceline.lab.cells import Table
 
+KERAS = "keras"  # what is trained: document 000's recipe in Keras, without torch
+
 
 class Kind(Enum):
     """How a scenario's processes are started."""
 
     SINGLE = "single"  # PyTorch alone; several workers are as many single processes at the same time
     CLUSTER = "cluster"  # ps and workers through the package's own entry
-    PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker
+    PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker, and one a ps
     IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
 

@@ -16,13 +16,14 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.errors import UsageError
 from paceline.lab.processes import Failed, Group, Process
-from paceline.lab.scenario import Kind, Scenario
+from paceline.lab.scenario import KERAS, Kind, Scenario
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
 
 PYTHON = (sys.executable, "-P", "-m")
 WORKER = "paceline.lab.worker_script"
+KERAS_WORKER = "paceline.lab.keras_script"
 CARRIER = "paceline.lab.carriers"
 FEEDER = "paceline.lab.feeder_script"
 PEERS = Path("bench") / "peers"
@@ -45,12 +46,13 @@ class Starter:
             trained += ("--straggler", str(scenario.straggler))
         batch = () if scenario.batch is None else ("--batch", str(scenario.batch))
         trained += batch
+        worker = KERAS_WORKER if scenario.what == KERAS else WORKER
         if scenario.kind is Kind.SINGLE:
-            self._alone(scenario, group, WORKER, ("single", *trained))
+            self._alone(scenario, group, worker, ("single", *trained))
         elif scenario.kind is Kind.PEER:
             self._peer(scenario, group)
         elif scenario.kind is Kind.CLUSTER:
-            self._cluster(scenario, group, (WORKER, "worker", *trained))
+            self._cluster(scenario, group, (worker, "worker", *trained))
         elif scenario.kind is Kind.IN_GRAPH:
             self._in_graph(scenario, group, (*self._data, *batch))
         elif scenario.num_ps:
@@ -109,11 +111,14 @@ class Starter:
         group.processes.append(Process(str(CLIENT), command, environ, paths.logs(CLIENT), speaks=True))
 
     def _peer(self, scenario: Scenario, group: Group) -> None:
-        """One process a rank, as torchrun would start them."""
+        """One process a rank, as torchrun would start them; with ps, one process a task, as TensorFlow does."""
         script = find_peer(scenario.what)
         if script is None:
             raise Failed(f"missing: {PEERS / scenario.what}.py is not here; run from a clone of the repository")
         logs = self._paths(scenario).root / "logs"
+        if scenario.num_ps:
+            self._peer_tasks(scenario, group, script, logs)
+            return
         host, _, port = self._ports.addresses(1)[0].rpartition(":")
         self._ports.before_start()
         world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(scenario.num_workers)}
@@ -122,6 +127,17 @@ class Starter:
             command = [sys.executable, str(script), *self._data]
             log = logs / f"rank-{rank}.log"
             group.processes.append(Process(f"rank {rank}", command, environ, log, speaks=True))
+
+    def _peer_tasks(self, scenario: Scenario, group: Group, script: Path, logs: Path) -> None:
+        hosts = {"ps": self._ports.addresses(scenario.num_ps), "worker": self._ports.addresses(scenario.num_workers)}
+        self._ports.before_start()
+        cluster = [part for job, addresses in hosts.items() for part in (f"--{job}-hosts", ",".join(addresses))]
+        for job, addresses in hosts.items():
+            for task in range(len(addresses)):
+                command = [sys.executable, str(script), *self._data, *cluster, "--job", job, "--task", str(task)]
+                log, is_ps = logs / f"{job}-{task}.log", job == "ps"
+                process = Process(f"{job}:{task}", command, self._environ, log, speaks=not is_ps, only_serves=is_ps)
+                group.processes.append(process)
 
 
 def _keys_dir(settings: Settings, paths: RunPaths) -> Path | None:
@@ -152,9 +168,13 @@ def slug(name: str) -> str:
 
 def find_peer(what: str) -> Path | None:
     """The peer's script in the clone that this package, or the current folder, belongs to."""
+    return in_clone(PEERS / f"{what}.py")
+
+
+def in_clone(path: Path) -> Path | None:
+    """A file of the repository, which an installed package does not have."""
     here = Path(__file__).resolve()
     for root in [*here.parents, Path.cwd(), *Path.cwd().parents]:
-        script = root / PEERS / f"{what}.py"
-        if script.is_file():
-            return script
+        if (root / path).is_file():
+            return root / path
     return None

@@ -145,7 +145,7 @@ def _ratio(value: float | None) -> str:
 
 
 def plain(columns: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    """A table for a pipe: columns side by side, two spaces between them; the first is text, and the last.
+    """A table for a pipe: columns side by side, two spaces between them; numbers to the right, text to the left.
 
     >>> print(plain(["mode", "step ms", "remark"], [["sync", "1.25", ""], ["local", "0.5", "fast"]]))
     mode   step ms  remark
@@ -154,19 +154,35 @@ def plain(columns: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     """
     lines = [columns, *table]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    texts = [is_text(columns, table, column) for column in range(len(columns))]
     shown = []
     for line in lines:
-        parts = [text.rjust(width) for text, width in zip(line[1:-1], widths[1:-1], strict=True)]
-        shown.append("  ".join([line[0].ljust(widths[0]), *parts, line[-1]]).rstrip())
+        parts = [
+            text.ljust(width) if to_left else text.rjust(width)
+            for text, width, to_left in zip(line, widths, texts, strict=True)
+        ]
+        shown.append("  ".join(parts).rstrip())
     return "\n".join(shown)
+
+
+def is_text(columns: Sequence[str], table: Sequence[Sequence[str]], column: int) -> bool:
+    """The first column and the last are; between them those of words, not of numbers.
+
+    >>> [is_text("abcd", [("1", "1.5 ms", "read it", "2"), ("1", "-", "2 words", "2")], column) for column in range(4)]
+    [True, False, True, True]
+    """
+    if column in (0, len(columns) - 1):
+        return True
+    cells = [line[column] for line in table if line[column] not in ("", NONE)]
+    return any(sum(letter.isalpha() for letter in cell) > len(cell) / 2 for cell in cells)
 
 
 def drawn(columns: Sequence[str], table: Sequence[Sequence[str]]) -> Table:
     """The same for a terminal."""
     made = Table()
-    for column in columns:
-        is_text = column in (columns[0], columns[-1])
-        made.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text)
+    for number, column in enumerate(columns):
+        to_left = is_text(columns, table, number)
+        made.add_column(column, justify="left" if to_left else "right", no_wrap=column not in (columns[0], columns[-1]))
     for line in table:
         style = "red" if line[-1].startswith(("OVER", "failed")) else None
         made.add_row(*line, style=style)

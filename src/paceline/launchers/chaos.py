@@ -71,13 +71,15 @@ class Chaos:
                 at_s = chaos.due_s(fault, nth)
                 if at_s is None:
                     del self._due[fault]
-                elif time.time() - self._began_s >= at_s and self._hit(fault, nth):
+                elif time.time() - self._began_s >= at_s and self.hit(fault, nth):
                     self._due[fault] = nth + 1
 
-    def _hit(self, fault: Fault, nth: int) -> bool:
+    def hit(self, fault: Fault, nth: int) -> bool:
         """False: its victim is not there, or stands still; later."""
         victim = chaos.victim(fault, nth, self._tasks, self._seed)
         if victim not in self._children.running() or not self._children.running("worker") or victim in self._wake_s:
+            return False
+        if self._status(victim) in (None, psutil.STATUS_ZOMBIE):  # it has ended, and the launcher has yet to hear of it
             return False
         FaultLog(self._paths, victim).write(fault)
         if fault.kind == "stop":
@@ -93,14 +95,16 @@ class Chaos:
             self._children.signal(task, signal.SIGCONT)
         for fault in self._stops:
             for task in chaos.candidates(fault, self._children.running()):
-                if fault.at_step is not None and task not in self._wake_s and self._is_stopped(task):
+                is_due = fault.at_step is not None and task not in self._wake_s
+                if is_due and self._status(task) == psutil.STATUS_STOPPED:
                     self._wake_s[task] = now_s + fault.lasts_s
 
-    def _is_stopped(self, task: Task) -> bool:
+    def _status(self, task: Task) -> str | None:
+        """What the system says of its process; None: there is none."""
         pid = self._children.pid(task)
         with suppress(psutil.Error):
-            return pid is not None and psutil.Process(pid).status() == psutil.STATUS_STOPPED
-        return False
+            return psutil.Process(pid).status() if pid is not None else None
+        return None
 
 
 @contextmanager

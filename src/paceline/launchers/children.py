@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -21,6 +21,7 @@ import msgspec
 
 from paceline.cluster.spec import Task
 from paceline.launchers.entry import Program
+from paceline.launchers.frameworks import brings_tensorflow
 from paceline.launchers.nursery import Forked, NoNursery, Nursery
 
 TWICE_S = 1.0  # an interrupt so soon after another one is the same
@@ -53,16 +54,19 @@ class Process(Protocol):
 
 
 class Executed:
-    """A process that was started by exec."""
+    """A process that was started by exec; one that `takes_along` all of its group leaves nobody behind."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes]", takes_along: bool = False) -> None:
         self.pid = popen.pid
         self._popen = popen
+        self._takes_along = takes_along
 
     def wait(self) -> int:
         return Forked(self.pid).wait() if hasattr(os, "waitid") else self._popen.wait()
 
     def reap(self) -> None:
+        if self._takes_along:
+            _kill_group(self.pid)  # while the pid is still its own
         self._popen.wait()
 
 
@@ -110,19 +114,31 @@ class Children:
         named: Mapping[str, int],
     ) -> Process | None:
         argv = ["--parent", str(os.getpid())]
+        if program is not None and program.is_plain:
+            return self._execute(plain_command(program), environ, log, named, takes_along=True)
         if program is not None:
             argv += ["--module"] if program.is_module else []
             argv += [program.script, *program.args]
-        if self._nursery is not None:
+        if self._nursery is not None and not (program is not None and brings_tensorflow(program)):
             self._nursery.is_wanted = lambda: not self.is_interrupted
             try:
                 title = " ".join(["paceline", str(task), *argv[2:]])
                 return self._nursery.birth(title, argv, environ, log, named)
             except NoNursery:  # from now on without it
                 self._nursery = None
+        command = [sys.executable, "-P", "-m", "paceline.launchers.entry", *argv]
+        return self._execute(command, environ, log, named)
+
+    def _execute(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        named: Mapping[str, int],
+        takes_along: bool = False,
+    ) -> Process | None:
         if self.is_interrupted:
             return None
-        command = [sys.executable, "-P", "-m", "paceline.launchers.entry", *argv]
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 command,
@@ -133,7 +149,7 @@ class Children:
                 pass_fds=tuple(named.values()),
                 process_group=0,
             )
-        return Executed(popen)
+        return Executed(popen, takes_along)
 
     def _wait(self, task: Task, process: Process) -> None:
         self._events.put(Exited(task, process.wait()))
@@ -177,6 +193,15 @@ class Children:
                 os.kill(self._running[task].pid, number)
             return True
 
+    def signal_all(self, task: Task, number: Signals) -> bool:
+        """The same to all processes of a task: those that it has started, too."""
+        with self._lock:
+            if task not in self._running:
+                return False
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._running[task].pid, number)
+            return True
+
     def send(self, tasks: list[Task], number: Signals) -> None:
         """Ask tasks to end."""
         self.asked.update(tasks)
@@ -188,8 +213,7 @@ class Children:
         with self._lock:
             self.asked.update(self._running)
             for process in self._running.values():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, SIGKILL)
+                _kill_group(process.pid)
 
     def wait_until_gone(self, job: str | None, seconds: float) -> bool:
         """Wait until no task of that kind runs; False when time ran out or the user insists."""
@@ -199,3 +223,14 @@ class Children:
             if left <= 0 or isinstance(self.next_event(left), Interrupted):
                 return not self.running(job)
         return True
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, SIGKILL)
+
+
+def plain_command(program: Program) -> list[str]:
+    """What is executed for a program that does not use paceline: `python SCRIPT …`, after a word with the kernel."""
+    own = [sys.executable, "-P", "-m", "paceline.launchers.plain_task", str(os.getpid())]
+    return [*own, *(["-m"] if program.is_module else []), program.script, *program.args]

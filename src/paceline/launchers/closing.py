@@ -3,6 +3,7 @@
 Called by launchers/local. Must never raise because a log or a report is missing, and must never print by itself.
 """
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.checkpoint import read
+from paceline.checkpoint.manifest import step_of
 from paceline.cluster.spec import Task
 from paceline.telemetry import faults
 from paceline.telemetry.lines import ERROR
@@ -17,6 +19,7 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import SERVES, Metrics, ModeChange, WorkerReport
 
 TRACEBACK = "Traceback (most recent call last)"
+UNREADABLE = re.compile(r"(Syntax|Indentation|Tab)Error: ")
 TAIL_BYTES = 64 * 1024
 NOT_SAVED = "the final model could not be saved"
 TAIL_LINES = 5
@@ -60,14 +63,29 @@ def gist(lines: list[str]) -> str:
     'ValueError: 2'
     >>> gist(["paceline: worker:1 was given up, and comes back"])
     ''
+    >>> gist(['  File "train.py", line 2', "    x = (", "        ^", "SyntaxError: '(' was never closed"])
+    "SyntaxError: '(' was never closed"
+    >>> gist(['  File "train.py", line 2', "    x = (", "        ^", "SyntaxError: '(' was never closed", "bye"])
+    "SyntaxError: '(' was never closed"
     """
     if lines and lines[0].startswith(TRACEBACK):
         return next((line for line in lines[1:] if line and not line.startswith(" ")), "")
+    if any(line.startswith('  File "') for line in lines):  # Python may have read nothing: there is no traceback then
+        unread = [line for line in lines if UNREADABLE.match(line)]
+        if unread:
+            return unread[-1]
     return lines[0] if lines and lines[0].startswith(ERROR) else ""
 
 
-def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] = (), resume: str = "") -> str:
-    """The last lines of a run: why it failed, what was done, by whom, how fast, and where everything lies."""
+def block(
+    summary: Mapping[str, object],
+    paths: RunPaths,
+    causes: Sequence[str] = (),
+    resume: str = "",
+    will_repeat: bool = False,
+) -> str:
+    """The last lines of a run: why it failed, what was done, by whom, how fast, and where everything lies.
+    `will_repeat`: the same command would only fail again."""
     outcome = "Training done" if summary["ok"] else f"Training failed: {summary['error']}"
     if summary["error"] == NOT_SAVED:
         outcome = f"Training done, but {NOT_SAVED}"
@@ -91,12 +109,15 @@ def block(summary: Mapping[str, object], paths: RunPaths, causes: Sequence[str] 
         injected = msgspec.convert(summary["chaos"], list[faults.Injected])
         lines.append(f"Faults injected (--chaos): {faults.told(injected)}")
     model = newest_checkpoint(paths)
-    older = ", which is not the final one" if summary["error"] == NOT_SAVED else ""
+    older = without(model, msgspec.convert(step, int))
+    if summary["error"] == NOT_SAVED:
+        older = ", which is not the final one"
     if has_trained or model:
         lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
     lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there
     lines.append(f"Run folder: {shown(paths.root)} (summary.json, and what the tasks printed in logs/)")
-    lines += [f"{how_to_go_on(bool(summary['ok']), model is not None, has_trained)}: {resume}"] if resume else []
+    going_on = how_to_go_on(bool(summary["ok"]), model is not None, has_trained)
+    lines += [f"{going_on}{', once that is put right' if will_repeat else ''}: {resume}"] if resume else []
     return "\n".join(lines)
 
 
@@ -114,6 +135,18 @@ def how_to_go_on(is_ok: bool, has_model: bool, has_trained: bool = True) -> str:
     if not has_model:
         return "To start over"
     return "To train further (more epochs or steps)" if is_ok else "To resume"
+
+
+def without(model: Path | None, global_step: int) -> str:
+    """What of the training is not in the newest checkpoint, where something is not.
+
+    >>> without(Path("step-00000450"), 464)
+    ', without the last 14 of the 464 steps: they are lost'
+    """
+    saved = step_of(model) if model is not None else None
+    if saved is None or saved >= global_step:
+        return ""
+    return f", without the last {global_step - saved} of the {global_step} steps: they are lost"
 
 
 def restarts(by_task: Mapping[str, int]) -> str:

@@ -20,10 +20,10 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_OK
 from paceline.launchers import closing, gpus, keeper
 from paceline.launchers.children import Children
-from paceline.launchers.entry import Program
+from paceline.launchers.entry import TENSORFLOW_THREADS, Program
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.nursery import NoNursery, Nursery
-from paceline.launchers.restart import Again, Ended, Over, decide
+from paceline.launchers.restart import Again, Ended, Over, decide, will_repeat
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER
 from paceline.telemetry.sink import append
@@ -50,7 +50,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def environ(self) -> dict[str, str]:
         """What every task has in its environment, apart from its own assignment."""
-        return {**os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
+        as_many = dict.fromkeys(TENSORFLOW_THREADS, self.threads)
+        return {**as_many, **os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -139,6 +140,10 @@ class Crew:
         """Why its last process ended, from its log."""
         begun = self._begun.get(task)
         return closing.reason(self._run.paths.logs(task), begun.log_bytes if begun else 0)
+
+    def will_repeat(self, task: Task) -> bool:
+        """Whether the command that started it would only end it the same way."""
+        return will_repeat(self._ends.get(task, []))
 
     @property
     def awaited(self) -> list[Task]:

@@ -216,6 +216,12 @@ def quoted(text: str) -> str:
 FORMS = {"docker": docker, "compose": compose}
 
 
+def check_image(name: str) -> None:
+    """Refuse what docker would take for something else."""
+    if not name or name.startswith("-") or any(letter.isspace() for letter in name):
+        raise UsageError(f"--image is {name!r}; it must be the name of an image, such as paceline:latest.")
+
+
 def check_gpus(text: str) -> None:
     """Refuse what docker's --gpus would not take.
 

@@ -24,10 +24,11 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, Connection
 from paceline.launchers.kernel import die_with
 from paceline.launchers.output import keep_printing
 from paceline.telemetry.lines import error_line
-from paceline.worker.exits import TOLD_BY_MESSAGE
+from paceline.worker.exits import TOLD_BY_MESSAGE, true_error
 
 SIGNAL_S = 0.5
 THREADS = "OMP_NUM_THREADS"
+TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")  # what TensorFlow looks at instead
 
 
 loaded_with: dict[str, str] = {}  # in a forked task: what torch, which was imported before the script, was told
@@ -39,6 +40,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+    is_plain: bool = False  # it does not use paceline, and runs in a process of its own
 
 
 def check_program(program: Program) -> None:
@@ -86,12 +88,18 @@ def close(code: int) -> None:
 def execute(program: Program) -> None:
     """Run the script as `python SCRIPT` would: its name, its arguments, its folder first on the path."""
     sys.argv = [program.script, *program.args]
-    if program.is_module:
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(program.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(program.script).resolve().parent))
-        runpy.run_path(program.script, run_name="__main__")
+    try:
+        if program.is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(program.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(program.script).resolve().parent))
+            runpy.run_path(program.script, run_name="__main__")
+    except Exception as error:
+        true = true_error(error)
+        if true is error:
+            raise
+        raise true from None
 
 
 def guarded(body: Callable[[], None]) -> int:

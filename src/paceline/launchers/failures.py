@@ -54,6 +54,11 @@ class Failures:
             if task not in self._for_good:
                 self._for_good[task] = Failure(task, code, self._crew.reason(task))
 
+    @property
+    def will_repeat(self) -> bool:
+        """Whether something must be put right before the same command is of use."""
+        return any(self._crew.will_repeat(task) for task in self._for_good)
+
     def report(self) -> list[str]:
         """All failures for good, and the root cause before them."""
         lines: list[str] = []

@@ -23,6 +23,7 @@ from paceline.telemetry.records import RUNS, SERVES, Tick
 TAIL_BYTES = 64 * 1024
 TOLD = ("warning", "mode")  # events that the user sees at once
 NOBODY: Mapping[Task, int] = {}
+HAS_BEGUN = Tick(phase="train")  # of a worker that has told nothing itself
 COLUMNS = ("task", "step", "global step", "steps/s", "metrics", "phase")
 
 
@@ -97,15 +98,32 @@ class PlainLines:
         self._started = started
         self._ticks = Ticks(cluster, paths)
         self._began = time.monotonic()
+        self._shown = ""
+        self._shown_s = 0.0
 
     def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
         self._tell()
-        newest = self._ticks.newest
+        newest = counted(self._workers, self._ticks.newest)
+        if any(tick.cores is not None for tick in newest.values()):
+            self._show_plain(codes)
+            return
         workers = present(self._workers, self._started, {*newest, *codes})
         parts = [worker_text(task, newest.get(task), codes.get(task), restarts.get(task, 0)) for task in workers]
-        seconds = time.monotonic() - self._began
         trained = [] if runs_ops(workers, newest) else [f"global step {global_step(newest)}"]
-        self.say(f"[{seconds:5.0f} s] {' | '.join([*trained, *parts])}")
+        self._show([*trained, *parts])
+
+    def _show_plain(self, codes: Mapping[Task, int]) -> None:
+        """Of programs that tell nothing of steps: how busy every task is."""
+        newest = self._ticks.newest
+        parts = [f"{task} {'ended' if task in codes else busy(newest[task])}" for task in sorted(newest)]
+        self._show(parts)
+
+    def _show(self, parts: Sequence[str]) -> None:
+        """A line, unless it has just been said: at the end of a run one comes out of turn."""
+        now_s, text = time.monotonic(), " | ".join(parts)
+        if text != self._shown or now_s - self._shown_s >= self.period_s:
+            self._shown, self._shown_s = text, now_s
+            self.say(f"[{now_s - self._began:5.0f} s] {text}")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -133,7 +151,7 @@ class LiveTable:
     def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
         self._tell()
         table = Table(*COLUMNS)
-        newest = self._ticks.newest
+        newest = counted(self._cluster.workers, self._ticks.newest)
         for task in [*self._cluster.ps, *present(self._cluster.workers, self._started, {*newest, *codes})]:
             table.add_row(*row(task, newest.get(task), codes.get(task), restarts.get(task, 0)))
         self._live.update(table, refresh=True)
@@ -176,6 +194,8 @@ def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> t
     now = ", ".join(part for part in (phase(tick, code), restarted(restarts)) if part)
     if tick is None:
         return str(task), "", "", "", "", now
+    if tick.cores is not None:
+        return str(task), "", "", "", busy(tick), now
     if task.job == "ps":
         stale = "" if tick.staleness_mean is None else f"staleness {tick.staleness_mean:.2f}"
         told = "  ".join(part for part in (tick.mode, stale) if part)
@@ -187,10 +207,19 @@ def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> t
             told,
             now,
         )
-    if tick.phase in (SERVES, RUNS):
+    if tick.phase in (SERVES, RUNS) or tick is HAS_BEGUN:
         return str(task), "", "", "", "", now
     rate = f"{tick.steps_per_s:.1f}"
     return named(task, tick), str(tick.step), str(tick.global_step), rate, metrics(tick.metrics), now
+
+
+def busy(tick: Tick) -> str:
+    """What the launcher sees of a task that tells nothing itself.
+
+    >>> busy(Tick(cores=0.5, rss_bytes=3 << 20))
+    '0.50 cores, 3 MiB'
+    """
+    return f"{tick.cores or 0.0:.2f} cores, {tick.rss_bytes >> 20} MiB"
 
 
 def named(task: Task, tick: Tick) -> str:
@@ -212,12 +241,25 @@ def worker_text(task: Task, tick: Tick | None, code: int | None, restarts: int =
     >>> worker_text(Task("worker", 1), Tick(phase="serves"), None)
     'worker:1 serves'
     """
-    if tick is None or tick.phase in (SERVES, RUNS):
+    if tick is HAS_BEGUN and code is None:
+        return "  ".join(part for part in (f"{task} training", restarted(restarts)) if part)
+    if tick is None or tick.phase in (SERVES, RUNS) or tick is HAS_BEGUN:
         return "  ".join(part for part in (f"{task} {phase(tick, code)}", restarted(restarts)) if part)
     parts = [f"{named(task, tick)} step {tick.step} ({tick.steps_per_s:.0f}/s)", metrics(tick.metrics)]
     parts += [phase(tick, code)] if code is not None else []
     parts += [restarted(restarts)]
     return "  ".join(part for part in parts if part)
+
+
+def counted(workers: Sequence[Task], newest: Mapping[Task, Tick]) -> Mapping[Task, Tick]:
+    """What the tasks told, and of workers that have told nothing yet, but whose steps a ps has counted, that much.
+
+    >>> one, two, ps = Task("worker", 0), Task("worker", 1), Task("ps", 0)
+    >>> counted([one, two], {ps: Tick(staleness={"1": {"0": 9}})})[two].phase
+    'train'
+    """
+    seen = {worker for tick in newest.values() for worker in tick.staleness}
+    return {**{task: HAS_BEGUN for index, task in enumerate(workers) if str(index) in seen}, **newest}
 
 
 def runs_ops(workers: Sequence[Task], newest: Mapping[Task, Tick]) -> bool:

@@ -20,7 +20,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, descriptors, gpus, ports, resuming
+from paceline.launchers import closing, descriptors, gpus, plain, ports, resuming
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.supervisor import Patience, supervise
@@ -48,7 +48,8 @@ def run(request: Request, patience: Patience | None = None) -> int:
             made = make_folder(request, cluster, paths)
             announce(made)
             reserved.before_start()
-            return supervise(made, patience or Patience())
+            begin = plain.supervise if made.settings.plain else supervise
+            return begin(made, patience or Patience())
 
 
 def dry_run(request: Request) -> int:
@@ -57,6 +58,10 @@ def dry_run(request: Request) -> int:
         cluster = checked_cluster(request, reserved)
     settings = request.settings
     print("\n".join(cluster_lines(cluster)))
+    if settings.plain:
+        print("\n".join(plain.commands(request.program, cluster)))
+        print("Dry run: nothing was started.")
+        return EXIT_OK
     print(f"mode {settings.mode_spec}, placement {settings.placement}, lane {settings.lane}, data {settings.data}")
     print("\n".join([*notes(settings, cluster), f"OMP_NUM_THREADS={threads(settings, cluster)} in every task"]))
     print("Dry run: nothing was started.")
@@ -155,17 +160,20 @@ def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
         settings=settings,
         paths=paths,
         threads=threads(settings, cluster),
-        resume=resuming.command(
+        resume=""
+        if settings.plain
+        else resuming.command(
             request.program, request.ps, request.workers, request.settings, closing.shown(paths.root)
         ),
     )
     task = {"host": os.uname().nodename, "threads": made.threads}
     devices = gpus.names(settings, cluster, gpus.cards())
-    tasks = {str(each): {**task, "device": device} for each, device in devices.items()}
+    tasks = {str(each): {**task, **({} if settings.plain else {"device": at})} for each, at in devices.items()}
     how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
     write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
-    paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
+    if not settings.plain:
+        paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
     remove_certificate(paths.root)
     if settings.tls:
         make_certificate(paths.root)
@@ -209,7 +217,7 @@ def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list
     started, room = len(cluster.workers[: settings.started_workers]), len(cluster.workers)
     if started < room:
         said.append(f"{started} of {room} workers are started here; one more: paceline serve --join {folder}")
-    said += gpus.told(settings, cluster, gpus.cards())
+    said += [] if settings.plain else gpus.told(settings, cluster, gpus.cards())
     if settings.slow:
         said.append(f"Slowed on purpose (--slow): {settings.slow}")
     if settings.chaos:

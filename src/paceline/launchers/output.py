@@ -39,8 +39,9 @@ def lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """Another stream to the same file, which forgets."""
     raw = Lossy(stream.fileno(), "wb", closefd=False)
     raw.name = stream.name
+    is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # so the launcher wants it: a line is in the log at once
     made = io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        raw if is_unbuffered else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

@@ -18,8 +18,8 @@ LOOPBACK = "127.0.0.1"
 class Reserved:
     """Free ports, held so that nobody else gets them.
 
-    On Linux they are held for the whole run: SO_REUSEADDR, which our listeners set too, lets a task listen at
-    a port that we have only bound. Elsewhere that is refused, so before_start() lets go.
+    On Linux they are held for the whole run: SO_REUSEADDR, which our listeners and gRPC's set too, lets a task listen
+    at a port that we have only bound. Elsewhere that is refused, so before_start() lets go.
     """
 
     def __init__(self) -> None:

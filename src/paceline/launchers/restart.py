@@ -13,6 +13,7 @@ from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT
 
 FIRST_S = 0.1
 LONGEST_S = 5.0
+UNREADABLE = ("SyntaxError", "IndentationError", "TabError")
 HEALTHY_S = 60.0  # who lived so long has a fresh start
 RECOVERY_S = 5.0  # a ps that fails by itself so soon after it took over old memory has failed at that
 FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT)  # says nothing about the task itself
@@ -64,6 +65,8 @@ def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
         return Over("its own message says why")  # it lost somebody, say
     if last.code in FINAL:
         return Over(FINAL[last.code])
+    if is_unreadable(last):
+        return Over("Python cannot read it: its own message says what to change")
     if is_repeating(ends):
         return Over("it failed twice in the same way without a step in between")
     if restarts >= max_restarts:
@@ -76,6 +79,16 @@ def is_repeating(ends: Sequence[Ended]) -> bool:
     if len(ends) < 2 or ends[-1].has_stepped or any(end.code in FROM_OUTSIDE for end in ends[-2:]):
         return False
     return ends[-1].gist != "" and ends[-1].gist == ends[-2].gist
+
+
+def is_unreadable(end: Ended) -> bool:
+    """A script with a mistake in its spelling, or one that imports such a module. After a step it was other text."""
+    return end.gist.startswith(UNREADABLE) and not end.has_stepped
+
+
+def will_repeat(ends: Sequence[Ended]) -> bool:
+    """Whether the same command would only end the same way."""
+    return bool(ends) and (ends[-1].code == EXIT_USAGE or is_unreadable(ends[-1]) or is_repeating(ends))
 
 
 def back_off_s(ends: Sequence[Ended]) -> float:

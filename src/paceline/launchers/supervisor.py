@@ -78,7 +78,7 @@ def supervise(run: Run, patience: Patience) -> int:
         if error is None and all(worker.is_lost for worker in read.reports(run.paths.root)[0]):
             code, error = EXIT_TRAINING, NOTHING_TRAINED
         told = sum_up(run, crew, error, time.monotonic() - began)
-    print(closing.block(told, run.paths, failures.report(), run.resume), flush=True)
+    print(closing.block(told, run.paths, failures.report(), run.resume, failures.will_repeat), flush=True)
     return code
 
 

@@ -19,7 +19,7 @@ from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
-from paceline.launchers.entry import THREADS, loaded_with
+from paceline.launchers.entry import TENSORFLOW_THREADS, THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
 from paceline.telemetry import lines
@@ -106,6 +106,8 @@ def _share_cores(assignment: Assignment) -> None:
     workers = [t for t in assignment.cluster.tasks_beside(assignment.task) if t in started]
     threads = max(1, (os.cpu_count() or 1) // max(1, len(workers)))
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    for name in TENSORFLOW_THREADS:
+        os.environ.setdefault(name, str(threads))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     flush_line(f"OMP_NUM_THREADS={threads}: {len(workers)} workers on this host; set it to choose otherwise")

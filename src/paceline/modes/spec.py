@@ -114,7 +114,8 @@ def _check_rounds(spec: ModeSpec, num_workers: int) -> None:
         ("grace-ms", spec.grace_ms or spec.grace_share or None),
     ):
         if value is not None and not spec.has_rounds:
-            raise UsageError(f"--{flag} only makes sense with --mode sync (or local with --outer sync), not {spec}.")
+            given = "local with --outer async" if spec.name == "local" else spec.name
+            raise UsageError(f"--{flag} only makes sense with --mode sync (or local with --outer sync), not {given}.")
     if spec.staleness_scale and spec.has_rounds:
         raise UsageError(
             f"--staleness-scale is for async, bounded and local with --outer async: in {spec.name} none is stale."

@@ -140,4 +140,5 @@ def difference(ours: Layout, theirs: Layout) -> list[str]:
 
 
 def _describe(t: TensorSpec) -> str:
-    return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {'trained' if t.is_trained else 'carried'}"
+    use = "carried" if not t.is_trained else f"trained in group {t.group}" if t.group else "trained"
+    return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {use}"

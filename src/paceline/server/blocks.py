@@ -8,9 +8,8 @@ so neighbouring pieces of a group make one run: one call where there were many. 
 one tensor of a run has a gradient and another has none; then the block is split, for good.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +17,7 @@ from paceline.errors import ProtocolError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece
 from paceline.params.recast import Recast
+from paceline.server.optimizers import OPTIMIZERS
 from paceline.views import flat
 from paceline.wire.messages import OptimizerSpec, Options
 
@@ -176,12 +176,6 @@ def cut(
     return [Block(layout, each, memories, master, optimizer) for each in found]
 
 
-def raw_step(name: str) -> Callable[[torch.optim.Optimizer], object]:
-    """The optimizer's own step without the profiler and hook wrappers around it: half of its cost at MNIST size."""
-    step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(getattr(torch.optim, name).step)
-    return step
-
-
 def torch_options(options: Options) -> dict[str, object]:
     """The options as torch wants them. Left open, the implementation on a CPU is the plain loop; saying so here spares
     torch to find that out every time."""
@@ -198,8 +192,9 @@ def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.o
     groups = [{"params": p, **torch_options(o)} for p, o in zip(members, spec.groups, strict=True)]
     # Adagrad fills its first sums when it is made, from its argument and not from its groups.
     start = {n: o for n, o in spec.groups[0].items() if n == "initial_accumulator_value"}
-    made: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **start)
-    return made
+    made: Any = OPTIMIZERS[spec.name]
+    optimizer: torch.optim.Optimizer = made(groups, **start)
+    return optimizer
 
 
 def _is_plain_loop(spec: OptimizerSpec) -> bool:

@@ -403,6 +403,7 @@ class Core:
             not_finite={str(worker): count for worker, count in sorted(self.state.not_finite.items())},
             modes=list(self.mode_changes),
             pushes={str(worker): push_id for worker, (_, push_id) in sorted(self.state.applied.items())},
+            steps={str(worker): steps for worker, steps in sorted(self.snapshots.shares.all(self.state).items())},
             global_step=updates,
         )
 

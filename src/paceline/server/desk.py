@@ -17,7 +17,7 @@ from paceline.server import roles, saving, switching
 from paceline.server.actions import Answer
 from paceline.server.budget import Budget
 from paceline.server.core import Core, Peer
-from paceline.server.described import problem
+from paceline.server.described import options_problem, problem
 from paceline.server.shard import Shard
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame
@@ -140,8 +140,17 @@ class Desk:
                 )
         if lines := problems(join.layout):
             raise Refused("no ps can hold this worker's model:\n" + "\n".join(lines))
-        if core.shard is not None and (lines := difference(core.shard.layout, join.layout)):
+        if core.shard is not None and (lines := difference(join.layout, core.shard.layout)):
             raise Refused("this worker's model differs from the one that is trained:\n" + "\n".join(lines))
+        if core.shard is not None and join.optimizer.name != core.shard.optimizer_name:
+            raise Refused(
+                f"worker:{join.worker} brings the optimizer {join.optimizer.name}, and the ps run "
+                f"{core.shard.optimizer_name}: give all workers the same one"
+            )
+        if core.shard is not None and (wrong := options_problem(join.optimizer.groups, core.shard.options)):
+            raise Refused(
+                f"worker:{join.worker} brings an optimizer with {wrong}: give all workers the same groups of parameters"
+            )
 
     def init(self, peer: Peer, message: m.Init, frame: Frame) -> Answers:
         """The chief's first values. A second chief's are read and thrown away."""
@@ -291,7 +300,10 @@ class Desk:
             if core.budget is None:
                 core.budget = Budget(message.total)
             elif core.budget.total != message.total:
-                raise Refused(f"this run is to make {core.budget.total} steps, not {message.total}")
+                raise Refused(
+                    f"this run is to make {core.budget.total} steps, not {message.total}: ctx.steps(total) counts "
+                    "those of the whole cluster since the run began, so every call names the same total"
+                )
             assert peer.key is not None
             core.ticket_waiters[peer.key] = peer
             core.release_tickets()

@@ -118,6 +118,8 @@ class Counts(msgspec.Struct, array_like=True):
     bytes_out: int
     positions: dict[int, Position]
     saved_s: float | None
+    earlier: dict[int, int]
+    began_at: int
 
 
 # A push that is an update at once: version, updates, floor, ledger bytes, worker, incarnation, push id, divisor,
@@ -193,7 +195,8 @@ class Durable:
         counts = Counts(
             dict(state.discarded), dict(state.not_finite), {w: dict(c) for w, c in state.staleness.items()},
             dict(state.waited_s), core.mode_changes, core.apply_s, core.bytes_in, core.bytes_out,
-            core.snapshots.newest, core.snapshots.saved_s,
+            core.snapshots.newest, core.snapshots.saved_s, core.snapshots.shares.earlier,
+            core.snapshots.shares.began_at,
         )  # fmt: skip
         self._counts.write(_ENCODER.encode(counts))
         if core.snapshots.buffers != self._buffers:
@@ -368,6 +371,7 @@ def _recall_counts(core: "Core") -> None:
         return
     counts = msgspec.msgpack.decode(data, type=Counts)
     core.snapshots.newest, core.snapshots.saved_s = counts.positions, counts.saved_s
+    core.snapshots.shares.earlier, core.snapshots.shares.began_at = counts.earlier, counts.began_at
     state.discarded.update(counts.discarded)
     state.not_finite.update(counts.not_finite)
     for worker, staleness in counts.staleness.items():

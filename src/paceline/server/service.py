@@ -42,6 +42,7 @@ class Service:
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
         self.on_eviction: Callable[[str], None] = lambda reason: None
+        self._told_wrong = ""  # by a peer, the last time
         self.is_released = True  # False while a launcher may still start a worker again, even one that has closed
         self._began_s = time.monotonic()
         self._waking = threading.Condition()
@@ -188,13 +189,24 @@ class Service:
                     self._cold(peer, frame)
                 else:
                     raise ProtocolError(f"a ps is not sent frames of kind {frame.kind}")
-        except (ConnectionLost, ProtocolError):
-            return  # the worker went away, or what it sent cannot be trusted: it connects again, or not
+        except ConnectionLost:
+            return  # the worker went away: it connects again, or not
+        except ProtocolError as error:
+            self._tell_wrong(peer, error)  # what it sent cannot be trusted: the same as if it went away
         except Exception as error:  # state and numbers may disagree now: end the ps, loudly, before anybody waits
             self._failure = self._failure or error
             self._over.set()
         finally:
             self._ended(peer)
+
+    def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
+        """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
+        key = peer.key or peer.watches
+        who = f"worker:{key[0]}" if key is not None else "a connection on which nobody has joined"
+        told = f"{who}: {error}; its connection is ended"
+        if told != self._told_wrong:
+            self._told_wrong = told
+            self.on_refusal(told)
 
     def _ended(self, peer: Peer) -> None:
         core = self.core

@@ -16,8 +16,9 @@ from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
-from paceline.server.blocks import Memories, cut, raw_step
+from paceline.server.blocks import Memories, cut
 from paceline.server.memory import Memory, Unkept
+from paceline.server.optimizers import OPTIMIZERS, raw_step
 from paceline.server.states import States
 from paceline.server.undo import Undo
 from paceline.server.vectors import Scratch, Slot, Vector
@@ -25,7 +26,6 @@ from paceline.views import NAMES, as_bytes, flat
 from paceline.wire.messages import MASTER, WIDE_AVERAGE, OptimizerSpec, Options, SlotEntry
 from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES
 
-SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 MIN_BLOCKS = 4  # fewer are done before other threads have woken up
 
 
@@ -47,8 +47,8 @@ class Shard:
         ema: float | None = None,
         memory: Memory | None = None,
     ) -> None:
-        if optimizer.name not in SUPPORTED:
-            raise Refused(f"a ps cannot run the optimizer {optimizer.name}: it runs {', '.join(SUPPORTED)}")
+        if optimizer.name not in OPTIMIZERS:
+            raise Refused(f"a ps cannot run the optimizer {optimizer.name}: it runs {', '.join(OPTIMIZERS)}")
         self.layout = layout
         self.optimizer_name = optimizer.name
         self.options = optimizer.groups

@@ -19,10 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from paceline.checkpoint.policy import SavePolicy
 from paceline.errors import Refused
 from paceline.params.arena import Arena
 from paceline.server.actions import Answer
+from paceline.server.shares import Shares
 from paceline.telemetry.ledger import FROM_RESUME
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag
@@ -51,6 +54,7 @@ class Snapshot:
     slots: memoryview = NOTHING
     carried: bytes = b""
     applied: dict[int, tuple[int, int]] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)  # each worker's that are in it, where that is known
     optimizer: m.OptimizerSpec | None = None
     spec_turn: int = 0
 
@@ -65,6 +69,7 @@ class Snapshot:
         self.version, self.round = core.updates, core.updates - core.state.offset  # one more may be decided already
         self.lineage, self.spec_turn = core.lineage, core.state.turn
         self.applied = dict(core.state.applied)
+        self.steps = core.snapshots.shares.exact(core.state)
         self.optimizer = m.OptimizerSpec(shard.optimizer_name, shard.options)
         self.pause_ms = 1e3 * (time.perf_counter() - began)
 
@@ -97,6 +102,7 @@ class Snapshots:
         self._copy: Snapshot | None = None
         self.flags = 0  # for answers that are about to leave
         self.newest: dict[int, m.Position] = {}  # where each worker was, as last heard
+        self.shares = Shares()
         self.buffers: dict[int, bytes] = {}  # carried tensors of workers whose own are others than the chief's
 
     @property
@@ -155,10 +161,11 @@ class Snapshots:
         """What a worker is told when it may begin: beside all else, where its predecessor was."""
         if core.state.version == 0:
             self.updated(core)
-        position = self.newest.get(peer.key[0]) if peer.key is not None else None
+        worker = peer.key[0] if peer.key is not None else -1
+        position = self.shares.goes_on(core.state, worker, self.newest.get(worker))
         is_next = bool(self.flags) and not self._is_taken
         if is_next and peer.key is not None:
-            self._has_heard.add(peer.key[0])
+            self._has_heard.add(worker)
         state = core.state
         return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, is_next)
 
@@ -171,6 +178,7 @@ class Snapshots:
         core.lineage, core.updates, core.state.version = init.lineage, init.version, init.version
         shard.set_version(init.version)
         self.newest.update({position.worker: position for position in init.positions})
+        self.shares.resumed(init.version, init.positions)
         if core.ledger is not None:
             core.ledger.restored(init.version, init.lineage, FROM_RESUME)
 
@@ -237,6 +245,8 @@ class Snapshots:
         self, core: "Core", copy: Snapshot | None, positions: Iterable[m.Position], awaited: Iterable[int]
     ) -> m.Copied:
         assert copy is not None
+        steps = copy.steps
+        where = [msgspec.structs.replace(p, steps=steps.get(p.worker, p.steps)) for p in positions]
         return m.Copied(
             is_taken=True,
             is_wanted=True,
@@ -252,7 +262,7 @@ class Snapshots:
             optimizer=copy.optimizer,
             applied=copy.applied,
             awaited=sorted(awaited),
-            positions=sorted(positions, key=lambda p: p.worker),
+            positions=sorted(where, key=lambda p: p.worker),
             decisions=core.open_decisions if core.config.index == 0 else (),
             buffers_of=sorted(self.buffers),
             number=copy.number,
@@ -311,5 +321,6 @@ class Snapshots:
     def heard(self, position: m.Position) -> None:
         """A heartbeat says where a worker is; one that stands where it stood keeps what it said in full."""
         known = self.newest.get(position.worker)
-        if known is None or known.numbers != position.numbers:
+        is_newer = known is not None and not known.at and position.groups is not None
+        if known is None or known.numbers != position.numbers or is_newer:
             self.newest[position.worker] = position

@@ -62,13 +62,15 @@ def started_line(address: str) -> str:
     return f"Started server with target: paceline://{address}"
 
 
-def waiting_line(task_device: str, seconds: float) -> str:
+def waiting_line(task_device: str, seconds: float, why: str = "") -> str:
     """A task that has not answered yet; the word `worker` stands for any job, as in TensorFlow's own line.
 
     >>> waiting_line("/job:worker/replica:0/task:1", 20)
     'Still waiting for response from worker: /job:worker/replica:0/task:1 (20 s)'
+    >>> waiting_line("/job:ps/replica:0/task:0", 0, "the host name 'hots' was not found")
+    "Still waiting for response from worker: /job:ps/replica:0/task:0 (0 s): the host name 'hots' was not found"
     """
-    return f"Still waiting for response from worker: {task_device} ({seconds:.0f} s)"
+    return f"Still waiting for response from worker: {task_device} ({seconds:.0f} s){f': {why}' if why else ''}"
 
 
 def step_line(now: float, worker: int, step: int, global_step: int) -> str:

@@ -17,6 +17,12 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
 
+class _Config(msgspec.Struct, frozen=True):
+    """The one thing in config.json that says what may be asked of a run at all."""
+
+    plain: bool = False
+
+
 class RunPaths:
     """The files of the run in folder `root`.
 
@@ -85,6 +91,14 @@ class RunPaths:
         except OSError as error:
             raise UsageError(f"The run folder {self.root} cannot be made: {error.strerror}.") from error
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is a run of a program that does not use paceline (`run --plain`), as far as its config tells."""
+        try:
+            return msgspec.json.decode(self.config.read_bytes(), type=_Config).plain
+        except (OSError, msgspec.MsgspecError):
+            return False
+
     def read_cluster(self) -> ClusterSpec:
         """Who takes part, and at which addresses."""
         try:
@@ -102,6 +116,8 @@ class RunPaths:
 
     def read_secret(self) -> Secret:
         """The secret of this run, for whoever wants to talk to its tasks later."""
+        if self.is_plain:
+            raise UsageError(f"The run in {self.root} is of a --plain program: it has no ps of ours that can be asked.")
         try:
             return secret_beside_certificate(bytes.fromhex(self.secret.read_text()), self.root)
         except (OSError, ValueError) as error:

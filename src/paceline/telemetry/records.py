@@ -46,6 +46,9 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Histograms = {}  # since the start, without the rare ones told apart
     waited_s: dict[str, float] = {}
 
+    cores: float | None = None  # of a task that tells nothing itself (--plain): what the launcher sees of it
+    rss_bytes: int = 0
+
 
 class StepMs(msgspec.Struct, frozen=True):
     """How long a step took, in milliseconds."""
@@ -57,8 +60,8 @@ class StepMs(msgspec.Struct, frozen=True):
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker did, told by itself when it ended; None where it did too little to say.
 
-    `index` is the worker index (the chief is 0). `steps` are those of all its lives, as far as its last heartbeats knew
-    them; times are of its last one. `is_lost`: it never reported; told from its last tick.
+    `index` is the worker index (the chief is 0). `steps` are those of all its lives, also before a resume; times are of
+    its last one. `is_lost`: it never reported; told from its last tick.
     """
 
     index: int
@@ -96,6 +99,7 @@ class PsReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out: int = 0
     staleness: Histograms = {}
     pushes: dict[str, int] = {}  # the last push that was dealt with
+    steps: dict[str, int] = {}  # of the whole run, over all lives
     waited_s: dict[str, float] = {}  # how long this ps made it wait for others
     discarded: dict[str, int] = {}
     not_finite: dict[str, int] = {}

@@ -12,7 +12,7 @@ from paceline.modes.spec import ModeSpec
 TOLD_APART = 16  # a tick names so many values of staleness a worker
 WORRY_ABOVE = 8.0  # mean staleness, with an optimizer that remembers gradients
 WORRY_PUSHES = 100  # before so many a mean says little
-WITH_MOMENTUM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+WITH_MOMENTUM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "keras.Adam", "keras.AdamW")
 
 
 def spread(counts: Mapping[int, int]) -> dict[str, float | None]:

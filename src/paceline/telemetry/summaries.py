@@ -1,14 +1,17 @@
 """HOW does TensorBoard see the run? Writes what the chief logs as event files under `<run_dir>/tensorboard`.
 
-Called by the chief's `ctx.log`, with the global step; the extra `tb` (tensorboardX) brings the file format.
+Called by the chief's `ctx.log`, with the global step; the extra `tb` (tensorboardX) brings the file format. Made when
+the framework of the worker is loaded, for tensorboardX imports torch where it can.
 Must never stop or slow training: without the extra nothing is written; a full disk loses points, not steps.
 """
 
 import importlib
 import os
 import platform
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ class EventWriter:
     def __init__(self, run_dir: Path | str) -> None:
         self._background: Background[_Point] | None = None
         try:
-            boardx = importlib.import_module("tensorboardX")
-            events = importlib.import_module("tensorboardX.proto.event_pb2")
+            with _out_of_sight("torch"):
+                boardx = importlib.import_module("tensorboardX")
+                events = importlib.import_module("tensorboardX.proto.event_pb2")
         except Exception:
             return  # not installed, or broken by another package: an extra must not end a training run
         folder = Path(run_dir, "tensorboard").absolute()
@@ -49,6 +53,20 @@ class EventWriter:
         """Write what is left; safe to call twice."""
         if self._background is not None:
             self._background.close(timeout_s)
+
+
+@contextmanager
+def _out_of_sight(name: str) -> Iterator[None]:
+    """A package that would import another one only to know its type does without: a TensorFlow worker has no torch.
+    Who has imported it already, as a torch worker has by now, sees no difference."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # so an import says that there is none
+    try:
+        yield
+    finally:
+        sys.modules.pop(name, None)
 
 
 _Point = tuple[float, int, dict[str, float]]

@@ -96,12 +96,14 @@ def _stayed_away(
 
 
 def _counted(report: WorkerReport, ps: PsReport) -> WorkerReport:
-    """Of a worker that never reported, ps:0 knows better than its last tick."""
-    if not report.is_lost:
-        return report
+    """Of a worker that never reported, ps:0 knows better than its last tick; of every worker, what its earlier lives
+    had discarded."""
     worker = str(report.index)
-    steps = max(report.steps, ps.pushes.get(worker, 0))
-    return msgspec.structs.replace(report, steps=steps, discarded=max(report.discarded, ps.discarded.get(worker, 0)))
+    discarded = max(report.discarded, ps.discarded.get(worker, 0))
+    if not report.is_lost:
+        return msgspec.structs.replace(report, discarded=discarded)
+    steps = max(report.steps, ps.pushes.get(worker, 0), ps.steps.get(worker, 0))
+    return msgspec.structs.replace(report, steps=steps, discarded=discarded)
 
 
 def _row(report: WorkerReport, ps: PsReport) -> dict[str, object]:

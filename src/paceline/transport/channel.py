@@ -170,7 +170,8 @@ class Channel:
 
 
 def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role: Role = Role.WORKER) -> Channel:
-    """The best lane to an address: shm when the ps is on this very host, else tcp; or the one asked for."""
+    """The best lane to an address: shm when the ps is on this very host, else tcp; or the one asked for. `timeout_s` is
+    for the connection, and then for the handshake, which has HANDSHAKE_S at most."""
     wanted = ["shm", "tcp"] if lane == "auto" else [lane]
     if lane == "auto" and not has_shared_memory():
         wanted = ["tcp"]
@@ -182,7 +183,7 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role
             trouble = error
             continue
         try:
-            until_s = deadline_s()
+            until_s = min(deadline_s(), time.monotonic() + timeout_s)
             keys_dir = keys_dir_of(secret)
             if keys_dir is not None and name == "tcp":
                 stream = tls.as_client(stream, keys_dir, address, until_s)

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import ClassVar
 
-from paceline.errors import ConnectionLost
+from paceline.errors import ConnectionLost, HostNotFound
 from paceline.transport.base import Stream, split
 
 PAUSE_S = 0.05
@@ -55,6 +55,9 @@ class TcpLane:
     def connect(address: str, timeout_s: float) -> Stream:
         try:
             sock = socket.create_connection(split(address), timeout=timeout_s)
+        except socket.gaierror as error:
+            host, why = split(address)[0], error.strerror
+            raise HostNotFound(f"the host name {host!r} was not found; is it spelt right? ({why})") from error
         except OSError as error:
             raise ConnectionLost(f"no connection to {address}: {error}") from error
         sock.settimeout(None)

@@ -28,7 +28,7 @@ from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
 from paceline.worker.link import ClosedAlready
-from paceline.worker.position import Progress
+from paceline.worker.position import Count, Progress, whole
 from paceline.worker.reporting import Reporter
 from paceline.worker.restoring import AUTO, NONE
 from paceline.worker.rewinding import Rewinder
@@ -55,6 +55,7 @@ class Context:
         self._pin: Any = None
         self._evaluator: Any = None
         self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
+        self._count_alone: Callable[[], int] | None = None
         self._is_closed = False
         self._samples = 0
         self._weight: float | None = None
@@ -125,7 +126,7 @@ class Context:
     def global_step(self) -> int:
         """Updates applied by the cluster, as far as this worker has seen."""
         if self._trainee is None:
-            return self._alone_step
+            return self._alone_step if self._count_alone is None else self._count_alone()
         self._trainee.settle()
         version: int = self._trainee.client.links[0].version
         return version
@@ -144,11 +145,12 @@ class Context:
 
     # --- preparing --------------------------------------------------------------------------------------------
 
-    def prepare(self, *objects: Any, shard: bool = True) -> Any:
-        """Model, optimizer, loader, scheduler in any order; returned in that order, one argument as itself."""
+    def prepare(self, *objects: Any, shard: bool = True, names: Mapping[str, Any] | None = None) -> Any:
+        """Model, optimizer, loader, scheduler in any order; returned in that order, one argument as itself. Of torch or
+        of Keras; `names` says what a Keras model's weights are called in a cluster of both (docs/keras.md)."""
         from paceline.worker.preparation import prepare
 
-        return prepare(self, objects, shard)
+        return prepare(self, objects, shard, names)
 
     def identity(self) -> Identity:
         """What a client needs to know of this worker."""
@@ -207,18 +209,20 @@ class Context:
         self._follow_progress(trainee)
         if self._rewinder is not None:
             self._rewinder.has_trained = True
-        self._reporter.begin(trainee, trainee.client.waited_s, self.pin().name_of(trainee.device))
+        self._reporter.begin(trainee, trainee.client.waited_s, trainee.device_name(self.pin))
 
     def _placement(self, trainee: Any) -> list[str]:
         """The lines of --log-device-placement: this task's devices; the chief also tells where every variable is."""
-        from paceline.worker.torch_devices import mapping_lines
-
-        task = self._require_cluster().task
-        own = f"Worker {self.worker_index} computes on {self.pin().name_of(trainee.device)}"
-        return [*mapping_lines(task), own, *(table(trainee.layout, trainee.plan) if self.is_chief else ())]
+        own = f"Worker {self.worker_index} computes on {trainee.device_name(self.pin)}"
+        return [
+            *trainee.mapping_lines(self._require_cluster().task),
+            own,
+            *(table(trainee.layout, trainee.plan) if self.is_chief else ()),
+        ]
 
     def stand_by(self, trainee: Any) -> None:
         """Called by prepare before this worker joins: a ps may have lost its memory by then."""
+        self._reporter.stand_by()
         find, event = self._newest_checkpoint, self._reporter.sink.event
         is_reseeding = self._require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self._say, event)
@@ -294,18 +298,18 @@ class Context:
 
     # --- going on ---------------------------------------------------------------------------------------------
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: Count) -> Iterator[int]:
         """The epochs that remain for this worker."""
+        number = whole("epochs", count)
         if self.job == "evaluator":
             return
-        for epoch in self.progress.epochs(count):
+        for epoch in self.progress.epochs(number):
             self.clock.epoch()
             yield epoch
 
-    def steps(self, total: int) -> Iterator[int]:
+    def steps(self, total: Count) -> Iterator[int]:
         """Steps of this worker until the *cluster* has applied exactly `total` updates."""
-        if total < 0:
-            raise UsageError(f"steps({total}): a number of steps is not negative")
+        total = whole("steps", total)
         if self._trainee is None:
             yield from range(total)
             return
@@ -323,8 +327,8 @@ class Context:
             trainee.wants_ticket = False
 
     def _has_ticket(self, total: int) -> bool:
-        if self._trainee.has_ticket:
-            return True
+        if self._trainee.has_ticket or not total:
+            return bool(total)  # none at all needs nobody's leave, and binds nobody
         turn = self._trainee.client.dial.turn
         ticket = self._ask(m.Steps(total))
         if self._trainee.client.dial.turn != turn:
@@ -595,6 +599,10 @@ class Context:
 
     def count_solo_step(self) -> None:
         self._alone_step += 1
+
+    def count_alone(self, steps: Callable[[], int]) -> None:
+        """Called by prepare without a cluster, where the optimizer counts its steps itself."""
+        self._count_alone = steps
 
 
 def flush_line(text: str) -> None:

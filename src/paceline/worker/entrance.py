@@ -147,7 +147,7 @@ class Entrance:
         pause_s = 0.0
         while True:
             if error is not None:
-                waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} {what} ({error})")
+                waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} {what} ({error})", error=error)
                 time.sleep(pause_s)  # between attempts to connect: nobody can wake us
                 pause_s = min(slowest_s, 2 * pause_s or RETRY_S)
             try:

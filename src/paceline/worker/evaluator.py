@@ -1,15 +1,13 @@
 """WHAT does an evaluator do? It reads: the newest parameters into its model, whenever it pulls. It never trains.
 
 Used by ctx.prepare in a task of job `evaluator`, which may stand outside the cluster. The ps do not wait for it.
+No framework: what takes a tensor's values comes in by its name.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-
-import torch
-from torch import nn
 
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.worker.client import Identity
@@ -22,26 +20,23 @@ RETRY_S = 0.5
 class Evaluator:
     """A model that follows the ps."""
 
-    def __init__(self, model: nn.Module, me: Identity, say: Callable[[str], None]) -> None:
-        self._model = model
+    def __init__(self, takers: Mapping[str, Callable[[Any], None]], me: Identity, say: Callable[[str], None]) -> None:
+        self._takers = takers
         self._kv = _wait_for_values(me, say)
-        known = {n for n, _ in [*model.named_parameters(), *model.named_buffers()]}
         lacking = [
-            t.name for t in self._kv.layout.tensors if t.name not in known and not t.name.startswith("optimizer.")
+            t.name for t in self._kv.layout.tensors if t.name not in takers and not t.name.startswith("optimizer.")
         ]
         if lacking:
             raise UsageError(f"this evaluator's model lacks {', '.join(lacking)}, which the cluster trains")
 
     def pull(self, is_averaged: bool = False) -> int:
         """The newest values, or their averages; returns the global step they are of."""
-        tensors: dict[str, torch.Tensor] = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         step = 0
-        with torch.no_grad():
-            for name in self._kv:
-                if name in tensors:
-                    entry, values = self._kv.get(name, is_averaged)
-                    tensors[name].copy_(torch.from_numpy(values))
-                    step = max(step, entry.version)
+        for name in self._kv:
+            if name in self._takers:
+                entry, values = self._kv.get(name, is_averaged)
+                self._takers[name](values)
+                step = max(step, entry.version)
         return step
 
     @contextmanager
@@ -53,8 +48,8 @@ class Evaluator:
         finally:
             self.pull()
 
-    def refuse_step(self, *_: Any) -> None:
-        """As a step pre-hook of the optimizer."""
+    def refuse_step(self, *_: Any, **__: Any) -> None:
+        """As a step pre-hook of the optimizer, or instead of its step."""
         raise PacelineError("an evaluator does not train: call ctx.pull() and evaluate")
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ Used by worker/client, entrance and kv, one a wait. Must never wait itself: it i
 import time
 from collections.abc import Callable, Sequence
 
-from paceline.errors import WaitTimeout
+from paceline.errors import HostNotFound, WaitTimeout
 from paceline.telemetry.lines import waiting_line
 from paceline.wire.messages import Status
 from paceline.worker.identity import Identity
@@ -18,27 +18,36 @@ class Patience:
     """Says for whom we wait, at once and then every ten seconds; raises at the deadline."""
 
     def __init__(
-        self, wait_s: float, names: Sequence[str], say: Callable[[str], None], first_after_s: float = 0.0
+        self,
+        wait_s: float,
+        names: Sequence[str],
+        say: Callable[[str], None],
+        first_after_s: float = 0.0,
+        since_s: float | None = None,
     ) -> None:
         self.names = names
         self._wait_s = wait_s
         self._say = say
-        self._began = time.monotonic()
+        self._began = time.monotonic() if since_s is None else since_s
         self._next_s = first_after_s
 
     @property
     def waited_s(self) -> float:
         return time.monotonic() - self._began
 
-    def again(self, why: str, more: Sequence[str] = ()) -> None:
-        """Asked again after a while; `more` is said beside the names."""
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._wait_s - self.waited_s)
+
+    def again(self, why: str, more: Sequence[str] = (), error: BaseException | None = None) -> None:
+        """Asked again after a while; `more` is said beside the names. An `error` that no waiting mends is said, too."""
         waited_s = self.waited_s
         if waited_s > self._wait_s:
-            raise WaitTimeout(f"gave up after {waited_s:.0f} s: {why}")
+            raise WaitTimeout(f"gave up after {round(waited_s, None if waited_s >= 1 else 1):g} s: {why}")
         if waited_s >= self._next_s:
             self._next_s = waited_s - waited_s % SAY_EVERY_S + SAY_EVERY_S
             for name in self.names:
-                self._say(waiting_line(name, waited_s))
+                self._say(waiting_line(name, waited_s, str(error) if isinstance(error, HostNotFound) else ""))
             for line in more:
                 self._say(line)
 

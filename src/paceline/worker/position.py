@@ -14,17 +14,27 @@ be on its way, and what the next step draws from random generators is not drawn 
 A resumed worker sets its generators at the first boundary of the same kind: what its script does before, it did before.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, SupportsFloat, SupportsIndex
 
+from paceline.errors import UsageError
 from paceline.wire.messages import BATCH, EPOCH, Position
 
 Rng = dict[str, bytes]
+Schedulers = list[dict[str, object] | None]
 Groups = list[dict[str, object]] | None
+Count = SupportsIndex | SupportsFloat  # 60000 / 100 is a float, and a whole number
+MAX_COUNT = (1 << 63) - 1
 
 
 class Own(Protocol):
     """What belongs to the framework: random generators, schedulers, options of the optimizer."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the options count the steps that were made, also those of an epoch that begins again."""
+        ...
 
     def capture(self) -> Rng: ...
 
@@ -37,6 +47,8 @@ class Own(Protocol):
 
 class Nothing:
     """A worker that has none of it yet."""
+
+    goes_on = False
 
     def capture(self) -> Rng:
         return {}
@@ -71,6 +83,7 @@ class Progress:
         self._armed = 0
         self._is_asked = False
         self._kind = ""
+        self._begun: tuple[Schedulers, Groups] = [], None  # the options as this epoch began
         self._last: Position | None = None
         self.is_resumed = False
         self._resumed: Position | None = None
@@ -89,7 +102,7 @@ class Progress:
             self._rng_to_set = position
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that remain."""
+        """The epochs that remain; `count` is whole()."""
         self.is_guided = self.is_by_epochs = True
         while self.epoch < count:
             self.boundary(EPOCH)
@@ -134,6 +147,8 @@ class Progress:
         if self._rng_to_set is not None and self._rng_to_set.at == kind:
             self.own.restore(self._rng_to_set.rng)
             self._rng_to_set = None
+        if kind == EPOCH:
+            self._begun = self.own.options()
         if self._has_pushed or kind == EPOCH:
             self._has_pushed, self._kind = False, kind
             self._stood = (self.epoch, self.passes, self.batch)
@@ -187,8 +202,12 @@ class Progress:
         return self._numbers(version)
 
     def _numbers(self, version: int) -> Position:
-        epoch, passes, batch = self._stood
-        return Position(self._worker, version, epoch, passes, batch, self.steps())
+        schedulers, groups = self._rough_options()
+        return Position(self._worker, version, *self._stood, self.steps(), schedulers=schedulers, groups=groups)
+
+    def _rough_options(self) -> tuple[Schedulers, Groups]:
+        """Somewhere in an epoch whose batches we do not see: it begins again, and with it what does not go on."""
+        return self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
 
     def _send(self, position: Position) -> None:
         if self.send is not None:
@@ -197,23 +216,43 @@ class Progress:
     # --- heartbeats: another thread asks ----------------------------------------------------------------------
 
     def beat(self) -> Position:
-        """Where the last boundary was; its options are as old as the boundary before the last beat."""
+        """Where the last boundary was; its options are as old as the boundary before the last beat, or as the epoch
+        if none of it was asked for. Those that go on are as they are."""
         self._is_asked = True
         stood, last = self._stood, self._last
-        schedulers, groups = (last.schedulers, last.groups) if last is not None else ([], None)
-        if last is None or last.numbers != stood:
+        schedulers, groups = (last.schedulers, last.groups) if last is not None else self._begun
+        if last is None or last.numbers != stood or self.own.goes_on:
             schedulers, groups = self._options_at(stood) or (schedulers, groups)
         return Position(self._worker, 0, *stood, self.steps(), schedulers=schedulers, groups=groups)
 
-    def _options_at(self, stood: tuple[int, int, int]) -> tuple[list[dict[str, object] | None], Groups] | None:
-        """The options of that boundary, if they cannot have changed since: schedulers are stepped after a push."""
-        if self._has_pushed:
-            return None
+    def _options_at(self, stood: tuple[int, int, int]) -> tuple[Schedulers, Groups] | None:
+        """The options of that boundary, if they cannot have changed since: schedulers are stepped after a push. What
+        goes on is of now."""
+        goes_on = self.own.goes_on
+        if self._has_pushed and not goes_on:
+            return self._begun if self._kind == EPOCH else None
         try:
             options = self.own.options()
         except RuntimeError:  # they were changed under our eyes
             return None
-        return None if self._has_pushed or self._stood != stood else options
+        return options if goes_on or not (self._has_pushed or self._stood != stood) else None
+
+
+def whole(what: str, given: Count) -> int:
+    """How many steps or epochs are asked for; refused here, before a ps hears of it.
+
+    >>> whole("steps", 60000 / 100)
+    600
+    """
+    count = -1
+    try:
+        count = operator.index(given)  # type: ignore[arg-type]  # what has none is looked at next
+    except TypeError:
+        if isinstance(given, SupportsFloat) and float(given).is_integer():
+            count = int(float(given))
+    if not 0 <= count <= MAX_COUNT:
+        raise UsageError(f"ctx.{what}({given!r}): it takes a whole number, 0 or more, as in ctx.{what}(600)")
+    return count
 
 
 def _at_version(position: Position, version: int, steps: int) -> Position:

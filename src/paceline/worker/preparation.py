@@ -1,30 +1,20 @@
-"""HOW do a user's objects join the cluster? ctx.prepare for PyTorch: sort the arguments, bind, join, share the data.
+"""HOW do a user's objects join the cluster? ctx.prepare: which framework they are of, and the steps that all share.
 
-Called by worker/context. The model and the optimizer come back as the same objects.
+Called by worker/context; worker/torch_preparation and worker/tensorflow_preparation sort the arguments and bind them.
+Must never import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.cluster.membership import first_incarnation
 from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
-from paceline.views import NAMES, as_bytes, flat, shaped
 from paceline.wire import messages as m
 from paceline.worker.client import Client
-from paceline.worker.data import batch_size_of, note_epochs, share
-from paceline.worker.evaluator import Evaluator
 from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import AUTO, Restored, find
-from paceline.worker.slots import COUNTERS, WholeSlot, scatter
-from paceline.worker.torch import Trainee
-from paceline.worker.torch_local import LocalTrainee
-from paceline.worker.torch_optimizer import convert
-from paceline.worker.torch_position import TorchOwn
+from paceline.worker.trainee import Trainee
 
 if TYPE_CHECKING:
     from paceline.worker.context import Context
@@ -32,78 +22,73 @@ if TYPE_CHECKING:
 MAX_SEED = 1 << 31  # of the data's order
 
 
-def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
+KERAS = {"keras", "tensorflow", "tf_keras"}
+
+
+def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Any) -> Any:
     """Bind what was given; see Context.prepare."""
-    models = [o for o in objects if isinstance(o, nn.Module)]
-    optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
-    loaders = [o for o in objects if isinstance(o, DataLoader)]
-    schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
-    _check(objects, models, optimizers, loaders, schedulers)
-    if ctx.assignment is None:
-        _prepare_alone(ctx, optimizers, loaders)
-        return objects[0] if len(objects) == 1 else tuple(objects)
-    if ctx.job == "evaluator":
-        _prepare_evaluator(ctx, models, optimizers)
-        return objects[0] if len(objects) == 1 else tuple(objects)
-    seed = 0
-    if models:
+    if any(is_of_keras(type(each)) for each in objects):
+        from paceline.worker.tensorflow_preparation import prepare as prepare_keras
+
+        return prepare_keras(ctx, objects, shard, names)
+    from paceline.worker.torch_preparation import prepare as prepare_torch
+
+    if names is not None:
+        raise UsageError("names= is for Keras models: it says what their weights are called in a torch model")
+    return prepare_torch(ctx, objects, shard)
+
+
+def is_of_keras(kind: type[Any]) -> bool:
+    """Whether a class comes from Keras or TensorFlow, though Keras may have made it a torch module, too."""
+    return any(base.__module__.partition(".")[0] in KERAS for base in kind.__mro__)
+
+
+class Own(Protocol):
+    """What of the framework belongs to a worker's position, once there is one to go on from."""
+
+    def load(self, position: m.Position) -> None: ...
+
+
+class Binding(Protocol):
+    """What a framework does around joining."""
+
+    @property
+    def trainee(self) -> Trainee: ...
+
+    @property
+    def own(self) -> Own: ...
+
+    def seed(self) -> int:
+        """Of the data's order, if this is the chief of a new run."""
+        ...
+
+    def send_memory(self) -> None:
+        """What the optimizer remembers already, to the ps."""
+        ...
+
+    def convert(self) -> None:
+        """The model and the optimizer are the cluster's from now on."""
+        ...
+
+
+def check_pair(ctx: "Context", has_model: bool, has_optimizer: bool) -> None:
+    """Refuse what is no pair; in a worker of a cluster."""
+    if has_model:
         if ctx.is_prepared:
             raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
-        if not optimizers:
+        if not has_optimizer:
             raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
-        ctx.progress.own = own = TorchOwn(optimizers[0], schedulers, ctx.say)
-        seed = _join(ctx, models[0], optimizers[0], sum(batch_size_of(x) for x in loaders[:1]), own)
-    elif optimizers:
+    elif has_optimizer:
         raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
-    else:
-        seed = ctx.seed
-    trains = loaders[0] if loaders and (models or ctx.training_loader is None) else None
-    result = [_loader(ctx, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
-    return result[0] if len(result) == 1 else tuple(result)
 
 
-def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
-    known = {id(o) for kind in kinds for o in kind}
-    for each in objects:
-        if id(each) not in known:
-            raise UsageError(
-                f"prepare() takes a model, an optimizer, DataLoaders and schedulers, not a {type(each).__name__}"
-            )
-    if len(kinds[0]) > 1 or len(kinds[1]) > 1:
-        raise UsageError("prepare() takes one model and one optimizer")
-    for model in kinds[0]:
-        if not any(True for _ in model.parameters()):
-            raise UsageError(f"the model {type(model).__name__} has no parameters to train")
-
-
-def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]) -> None:
-    for optimizer in optimizers:
-        optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
-    for loader in loaders:
-        note_epochs(loader, ctx.clock.epoch)
-
-
-def _prepare_evaluator(
-    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
-    for model in models:
-        evaluator = Evaluator(model, ctx.identity(), ctx.say)
-        ctx.follow(evaluator)
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(evaluator.refuse_step)
-
-
-def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, batch_size: int, own: TorchOwn) -> int:
-    """1. bind to the arena; 2. join and wait for the others; 3. take the chief's values; 4. convert the optimizer;
-    5. go on where this worker, or its predecessor, was."""
-    assert ctx.assignment is not None
-    trainee = _trainee(ctx, model, optimizer)  # 1
+def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
+    """The model is bound to the arena (1). 2. join and wait for the others; 3. take the chief's values; 4. convert the
+    optimizer; 5. go on where this worker, or its predecessor, was. The seed of the data's order comes back."""
+    trainee = binding.trainee
     client = trainee.connect(ctx.identity(), ctx.say)
     ctx.stand_by(trainee)
-    remote = _Remote(ctx, trainee)
-    is_local = isinstance(trainee, LocalTrainee)
-    has_memory = bool(optimizer.state) and not is_local
-    first = FirstValues(ctx, trainee, (lambda: remote.load_slots(optimizer)) if has_memory else lambda: None)
+    first = FirstValues(ctx, trainee, binding.seed, binding.send_memory)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
     except ClosedAlready as closed:
@@ -116,15 +101,11 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
     trainee.joined(lambda: _loaded(ctx, trainee))
-    if isinstance(trainee, LocalTrainee):  # 4
-        trainee.follow(ctx.stepped)
-    else:
-        optimizer.state.clear()
-        convert(optimizer, remote)
+    binding.convert()  # 4
     ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))
     if started.position is not None:  # 5
-        own.load(started.position)
+        binding.own.load(started.position)
         trainee.steps = started.position.steps
         ctx.progress.resume(started.position)
     ctx.begin(trainee, batch_size)
@@ -136,9 +117,12 @@ def _join(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, ba
 class FirstValues:
     """What the chief initialises the ps with: its model, or with --resume a checkpoint."""
 
-    def __init__(self, ctx: "Context", trainee: Trainee, what_it_remembers: Callable[[], None]) -> None:
+    def __init__(
+        self, ctx: "Context", trainee: Trainee, seed: Callable[[], int], what_it_remembers: Callable[[], None]
+    ) -> None:
         self._ctx = ctx
         self._trainee = trainee
+        self._seed = seed
         self._what_it_remembers = what_it_remembers
         self._restored: Restored | None = None
         self._is_looked_for = False
@@ -150,7 +134,7 @@ class FirstValues:
             self._look()
         if self._restored is not None:
             return self._restored.init(index, self._ctx.num_workers)
-        return m.Init(seed=torch.initial_seed() % MAX_SEED)  # a script that seeds torch sees the same order again
+        return m.Init(seed=self._seed() % MAX_SEED)  # a script that seeds its framework sees the same order again
 
     def _look(self) -> None:
         ctx, trainee = self._ctx, self._trainee
@@ -161,8 +145,7 @@ class FirstValues:
         loaded = find(settings.resume if not (is_again and folder) else AUTO, folder, ctx.say)
         if loaded is None:
             return
-        is_local = isinstance(trainee, LocalTrainee)
-        self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, is_local)
+        self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, trainee.is_local)
         restored.lay_out(trainee.arena.memory)
         trainee.take_carried(bytearray(restored.carried_block()))
         ctx.resumed_from = loaded.path
@@ -183,15 +166,6 @@ class FirstValues:
             self._restored.send_buffers(links[0], self._ctx.num_workers)
 
 
-def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer) -> Trainee:
-    assert ctx.assignment is not None
-    settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
-    if settings.mode == "local":
-        outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
-        return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
-    return Trainee(model, optimizer, num_ps, settings.placement)
-
-
 def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
     lanes = ", ".join(sorted({link.channel.lane for link in client.links}))
     batch = f"batch {batch_size} a worker" if batch_size else "batches of your own"
@@ -206,66 +180,3 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
         trainee.assign_parameters()
     else:
         trainee.forget_steps()
-
-
-def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
-    assert ctx.assignment is not None
-    data = ctx.assignment.settings.data if shard else "full"
-    shared = share(loader, *ctx.place(), seed, data, ctx.say, ctx.place if ctx.is_elastic else None)
-    if not trains:
-        return note_epochs(shared, ctx.clock.epoch)
-    ctx.training_loader = shared
-    if isinstance(ctx.progress.own, TorchOwn):
-        ctx.progress.own.follow(shared)
-    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count), ctx.progress)
-
-
-class _Remote:
-    """What the converted optimizer calls."""
-
-    def __init__(self, ctx: "Context", trainee: Trainee) -> None:
-        self._ctx = ctx
-        self._trainee = trainee
-
-    def step(self) -> None:
-        self._trainee.step()
-        self._ctx.stepped()
-
-    def before_zeroing(self) -> None:
-        self._trainee.before_zeroing()
-
-    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """torch's shape of state: gathered from the ps for the moment of the call."""
-        trained, tensors = self._trainee.layout.trained, self._trainee.tensors
-        for tensor, named in self._trainee.slots().items():
-            spec = trained[tensor]
-            state = optimizer.state[tensors[spec.name]]
-            named.pop(m.MASTER, None)  # torch knows no wider copy of a parameter
-            named.pop(m.WIDE_AVERAGE, None)
-            for name, whole in named.items():
-                vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
-                state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)
-        try:
-            return type(optimizer).__mro__[1].state_dict(optimizer)  # type: ignore[attr-defined, no-any-return]
-        finally:
-            optimizer.state.clear()
-
-    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
-        """The chief's loaded state goes to the ps."""
-        if not self._ctx.may_assign():
-            return
-        slots: dict[int, dict[str, WholeSlot]] = {}
-        for index, spec in enumerate(self._trainee.layout.trained):
-            state = optimizer.state.get(self._trainee.tensors[spec.name], {})
-            slots[index] = {name: _whole(name, value, spec.stride) for name, value in state.items()}
-        self._trainee.settle()
-        scatter(self._trainee.client.links, self._trainee.plan, slots)
-
-
-def _whole(name: str, value: Any, stride: tuple[int, ...]) -> WholeSlot:
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-    tensor = tensor.detach().to("cpu")
-    if name in COUNTERS:
-        return WholeSlot(NAMES[tensor.dtype], True, bytearray(as_bytes(tensor)))
-    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    return WholeSlot(NAMES[tensor.dtype], False, bytearray(as_bytes(laid)))

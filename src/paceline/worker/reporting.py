@@ -47,9 +47,16 @@ class Reporter:
         run_dir = assignment.settings.run_dir if assignment else None
         paths = RunPaths(run_dir) if run_dir else None
         self.sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
-        self._events = EventWriter(paths.root) if paths and is_chief else None
+        self._events: EventWriter | None = None
+        self._events_of = paths.root if paths and is_chief else None
         if assignment is not None:
             self.sink.event("start", task=self._task, incarnation=assignment.incarnation)
+
+    def stand_by(self) -> None:
+        """A model is there, and with it its framework, which the package that writes TensorBoard's events looks for.
+        Before this worker joins: nobody waits for that import."""
+        if self._events is None and self._events_of is not None:
+            self._events = EventWriter(self._events_of)
 
     def begin(self, stepping: Stepping, waited_s: float, device: str = "") -> None:
         """Training begins now, on this device."""

@@ -202,11 +202,11 @@ def shared_out(state: State, num_workers: int) -> list[m.Position]:
     taken = sum(w.batch for w in same) + sum(
         behind.batch for w in state.workers if (w.epoch, w.passes) != (behind.epoch, behind.passes)
     )
-    steps = sum(w.steps for w in state.workers) // num_workers
+    steps, rest = divmod(sum(w.steps for w in state.workers), num_workers)
     chief = state.worker(0) or behind
     return [
         m.Position(
-            index, 0, behind.epoch, behind.passes, taken // num_workers, steps,
+            index, 0, behind.epoch, behind.passes, taken // num_workers, steps + (index < rest),
             schedulers=chief.schedulers, groups=chief.groups,
         )
         for index in range(num_workers)

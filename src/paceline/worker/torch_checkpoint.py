@@ -1,10 +1,9 @@
 """HOW does a plain PyTorch program take a checkpoint? Into its own model and optimizer, bit for bit, without a cluster.
 
-`paceline.load_checkpoint`: to go on as one process, to evaluate, to fine-tune. Reads what checkpoint/read has checked;
+Called by worker/loading: to go on as one process, to evaluate, to fine-tune. Reads what checkpoint/read has checked;
 nothing that a file holds is ever run. Never writes.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,12 @@ from paceline.errors import UsageError
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
 from paceline.worker.options import load_groups
-from paceline.worker.restoring import find_at
 
 
-def load_checkpoint(
-    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, ema: bool = False
-) -> int:
-    """Load a checkpoint, or the newest of a run folder, into plain objects; returns its global step.
-
-    `ema`: the averaged parameters of a run with --ema instead of the last ones. The optimizer gets its state and its
-    groups' options (lr, …) as they were.
-    """
-    loaded = find_at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "a checkpoint or a run folder")
-    tensors = {**loaded.model, **(_averages(loaded) if ema else {})}
+def load(
+    loaded: Loaded, tensors: dict[str, Entry], model: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> None:  # fmt: skip
+    """These tensors into the model; the optimizer gets its state and its groups' options (lr, …) as they were."""
     own = _tensors(model, optimizer)
     _check(loaded, own, tensors)
     with torch.no_grad():
@@ -36,17 +28,6 @@ def load_checkpoint(
             tensor.copy_(_tensor(tensors[name]))
     if optimizer is not None:
         _load_optimizer(loaded, own, optimizer)
-    return loaded.state.global_step
-
-
-def _warn(line: str) -> None:
-    print(line, flush=True)
-
-
-def _averages(loaded: Loaded) -> dict[str, Entry]:
-    if loaded.averages is None:
-        raise UsageError(f"{loaded.path} holds no averaged parameters: the run was not started with --ema.")
-    return loaded.averages
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:

@@ -161,15 +161,3 @@ class Outgoing:
         if position < self._plan.shard_bytes[shard]:
             buffers.append(bytes(self._plan.shard_bytes[shard] - position))
         return buffers
-
-
-def bits(flags: Sequence[bool]) -> bytes:
-    """
-    >>> bits([True, False, True]).hex()
-    '05'
-    """
-    out = bytearray((len(flags) + 7) // 8)
-    for index, flag in enumerate(flags):
-        if flag:
-            out[index >> 3] |= 1 << (index & 7)
-    return bytes(out)

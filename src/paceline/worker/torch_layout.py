@@ -1,6 +1,6 @@
 """WHAT of a PyTorch model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
 
-Used by worker/torch and worker/preparation. Numbers travel, code never does.
+Used by worker/torch and worker/torch_preparation. Numbers travel, code never does.
 """
 
 from typing import Any
@@ -41,15 +41,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return value.item() if hasattr(value, "item") else value
-
-
-def outer_spec(optimizer: torch.optim.Optimizer, lr: float, momentum: float) -> OptimizerSpec:
-    """The optimizer of local mode's ps: SGD over deltas, with Nesterov momentum if there is any."""
-    options: Options = {
-        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
-        "foreach": None, "differentiable": False, "fused": None,
-    }  # fmt: skip
-    return OptimizerSpec("SGD", [options for _ in optimizer.param_groups])
 
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:

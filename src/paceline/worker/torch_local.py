@@ -1,9 +1,9 @@
 """HOW does a worker train on its own for a while? Mode local: H steps of its own optimizer, then one exchange.
 
-Used by worker/preparation instead of Trainee. The optimizer stays the user's own object, whichever it is; its class
-becomes a subclass whose step does what an exchange needs around its own. What is pushed as a gradient is the delta:
-where the last exchange left the parameters, less where they are now. The ps applies it with an outer SGD (server/shard
-knows nothing of all this).
+Used by worker/torch_preparation instead of TorchTrainee. The optimizer stays the user's own object, whichever it is;
+its class becomes a subclass whose step does what an exchange needs around its own. What is pushed as a gradient is the
+delta: where the last exchange left the parameters, less where they are now. The ps applies it with an outer SGD
+(server/shard knows nothing of all this).
 """
 
 import functools
@@ -17,12 +17,14 @@ from paceline.errors import UsageError
 from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.torch import Trainee
-from paceline.worker.torch_layout import outer_spec
+from paceline.worker.torch import TorchTrainee
+from paceline.worker.trainee import outer_spec
 
 
-class LocalTrainee(Trainee):
+class LocalTrainee(TorchTrainee):
     """One model that trains by itself between exchanges."""
+
+    is_local = True
 
     def __init__(
         self,
@@ -40,7 +42,8 @@ class LocalTrainee(Trainee):
         self._origin = [p.detach().clone() for p in self.parameters]
 
     def make_spec(self) -> OptimizerSpec:
-        return outer_spec(self.optimizer, self._outer_lr, outer_momentum(self._momentum, self._outer))
+        groups = len(self.optimizer.param_groups)
+        return outer_spec(groups, self._outer_lr, outer_momentum(self._momentum, self._outer))
 
     def _changed_options(self) -> list[Options] | None:
         """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""

@@ -1,6 +1,7 @@
 """WHAT of PyTorch belongs to a worker's position? Random generators, schedulers' states, the optimizer's options.
 
-Made by worker/preparation, used by worker/position. What cannot be saved is said once, and starts anew after a restart.
+Made by worker/torch_preparation, used by worker/position. What cannot be saved is said once, and starts anew after a
+restart.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from paceline.worker.options import load_groups, load_scheduler, saved_groups, s
 
 class TorchOwn:
     """One worker's."""
+
+    goes_on = False  # a scheduler may count on the steps of an epoch
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedulers: Sequence[Any], say: Callable[[str], None]) -> None:
         self._optimizer = optimizer

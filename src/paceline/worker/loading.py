@@ -1,0 +1,43 @@
+"""HOW does a plain program take a checkpoint? `paceline.load_checkpoint`: whose model it is, and who loads it.
+
+worker/torch_checkpoint and worker/tensorflow_checkpoint do. Must never import a framework itself: a TensorFlow process
+has no torch, and a torch process no TensorFlow.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.worker.preparation import is_of_keras
+from paceline.worker.restoring import find_at
+
+
+def load_checkpoint(
+    path: str | Path, model: Any, optimizer: Any = None, ema: bool = False, names: Any = None
+) -> int:  # fmt: skip
+    """Load a checkpoint, or the newest of a run folder, into plain objects of torch or Keras; returns its global step.
+
+    `ema`: the averaged parameters of a run with --ema instead of the last ones. The optimizer gets its state and its
+    lr as they were (in torch: all options of its groups). `names`: for a Keras model whose weights are called
+    otherwise in the checkpoint, as in ctx.prepare.
+    """
+    is_keras = is_of_keras(type(model))
+    if names is not None and not is_keras:
+        raise UsageError("names= is for Keras models: it says what their weights are called in the checkpoint")
+    loaded = find_at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "a checkpoint or a run folder")
+    if ema and loaded.averages is None:
+        raise UsageError(f"{loaded.path} holds no averaged parameters: the run was not started with --ema.")
+    tensors = {**loaded.model, **((loaded.averages or {}) if ema else {})}
+    if is_keras:
+        from paceline.worker.tensorflow_checkpoint import load as load_keras
+
+        load_keras(loaded, tensors, model, optimizer, names)
+    else:
+        from paceline.worker.torch_checkpoint import load as load_torch
+
+        load_torch(loaded, tensors, model, optimizer)
+    return loaded.state.global_step
+
+
+def _warn(line: str) -> None:
+    print(line, flush=True)

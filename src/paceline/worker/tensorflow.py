@@ -1,0 +1,288 @@
+"""WHAT does a Keras worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
+
+Made by `ctx.prepare`. worker/trainee has what every framework shares; here are Keras's variables. A variable's memory
+is TensorFlow's, and what was read from it never changes, so new values are assigned, not written into it.
+
+A step comes in one of two ways:
+
+- eager: gradients lie in memory. Push, and take the answer before the next call of the model;
+- inside tf.function (and model.fit): the graph calls out with the gradients, and assigns what comes back. There the
+  answer is taken at once: a graph that runs again runs no Python in which it could be taken later.
+
+TensorFlow is imported only where it is Keras's backend. Must never import torch.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import keras
+import numpy as np
+
+from paceline.cluster.devices import Device
+from paceline.cluster.pinning import Hardware
+from paceline.cluster.spec import Task
+from paceline.errors import PacelineError
+from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker import exits
+from paceline.worker.tensorflow_gradients import Outgoing, vector
+from paceline.worker.tensorflow_layout import (
+    MAPPED,
+    Names,
+    Weight,
+    describe,
+    group_options,
+    learning_rate,
+    num_groups,
+    optimizer_spec,
+)
+from paceline.worker.tensorflow_lent import Lent
+from paceline.worker.trainee import Trainee
+
+IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
+tf: Any = import_module("tensorflow") if IS_TENSORFLOW else None
+
+
+class KerasTrainee(Trainee):
+    """One model and its optimizer, bound to the cluster."""
+
+    def __init__(self, model: Any, optimizer: Any, num_ps: int, placement: str, names: Names | None) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._as_torch = names is not None
+        layout, self.weights = describe(model, None if self.is_local else optimizer, names)
+        self._num_groups = num_groups(layout)
+        super().__init__(self.make_spec(), layout, num_ps, placement)
+        self.trained: list[Weight] = [self.weights[t.name] for t in layout.trained]
+        self._number = {id(w.variable): index for index, w in enumerate(self.trained)}
+        self._number.update({id(w.variable.value): index for index, w in enumerate(self.trained)})
+        self._views = self._lay_views()
+        self._lent = Lent(self._views)
+        self.fill_arena()
+        self.lr = learning_rate(optimizer)
+        self._own_options = MAPPED.get(type(optimizer).__name__, ())
+        self._sent_options = self._option_values()
+        self._settle_as_written = as_written(self.settle)
+        self._is_in_graph = False
+        self._is_traced = False  # the model is part of a graph, which reads its variables unasked
+        self._gradients: list[Any] = []
+        self.after_step: Callable[[], None] = lambda: None
+
+    def make_spec(self) -> OptimizerSpec:
+        """What the ps shall run."""
+        return optimizer_spec(self.optimizer, self._num_groups, self._as_torch)
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _lay_views(self) -> list[Any]:
+        """Every trained variable's place in the arena, in the order of the variable's own axes."""
+        offsets, views = self.plan.tensor_offsets(), []
+        for index, (spec, weight) in enumerate(zip(self.layout.trained, self.trained, strict=True)):
+            part = vector(self.arena.memory, spec.dtype, offsets.get(index, 0), spec.numel)
+            views.append(weight.as_own(part.reshape(spec.shape)))
+        return views
+
+    def mirror(self) -> None:
+        if not self._is_in_graph:  # else the graph assigns
+            for weight, view in zip(self.trained, self._views, strict=True):
+                assign(weight.variable, view)
+
+    def fill_arena(self) -> None:
+        for weight, view in zip(self.trained, self._views, strict=True):
+            np.copyto(view, read(weight.variable))
+
+    def carried_block(self) -> bytes:
+        block = bytearray(self.layout.carried_bytes)
+        for weight, view in self._carried(block):
+            np.copyto(view, read(weight.variable))
+        return bytes(block)
+
+    def take_carried(self, block: bytearray) -> None:
+        for weight, view in self._carried(block):
+            assign(weight.variable, view)
+
+    def _carried(self, block: bytearray) -> list[tuple[Weight, Any]]:
+        found = []
+        for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
+            weight = self.weights[spec.name]
+            part = vector(memoryview(block), spec.dtype, offset, spec.numel).reshape(spec.shape)
+            found.append((weight, weight.as_own(part)))
+        return found
+
+    # --- connecting -------------------------------------------------------------------------------------------
+
+    def joined(self, on_load: Callable[[], None]) -> None:
+        """Views on the slots, parameters from the ps; worker/tensorflow_objects calls when the model is read."""
+        self.find_slots()
+        self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
+        self.on_load = on_load
+        self.mirror()
+        if self._me.overlaps:
+            self._say("paceline: --overlap is for torch workers, and is not used here")
+
+    def find_slots(self) -> None:
+        self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.trained, self._me.wire)
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def before_call(self) -> None:
+        """The model is about to be called."""
+        self.before_read()
+        self._hook_fired = not self._is_traced
+
+    def before_read(self) -> None:
+        """A variable is about to be read, or a graph that reads it to be run."""
+        if in_graph():
+            self._is_traced, self.is_lazy = True, False
+        if self.client.is_pending:
+            with outside():
+                self._settle_as_written()
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Called by the optimizer with what Keras has clipped and unscaled."""
+        numbers = [self.number(v) for v in variables]
+        if in_graph():
+            self._apply_in_graph(gradients, numbers)
+            return
+        self.lr = learning_rate(self.optimizer)
+        self.step(self._ordered([as_array(g) for g in gradients], numbers))
+
+    def number(self, variable: Any) -> int:
+        """Which of the trained tensors a variable is."""
+        if id(variable) not in self._number:
+            raise PacelineError(
+                f"{getattr(variable, 'path', variable)} was not trainable when prepare() saw the model, so the ps do "
+                "not train it"
+            )
+        return self._number[id(variable)]
+
+    def _ordered(self, gradients: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+        ordered: list[Any] = [None] * len(self.trained)
+        for number, gradient in zip(numbers, gradients, strict=True):
+            ordered[number] = gradient
+        return ordered
+
+    def step(self, gradients: list[Any]) -> None:
+        """Push this worker's gradient; the answer is taken now, or before the next call of the model."""
+        self._gradients = gradients
+        self.before_step()
+        self._push(self._gradients)
+        self.steps += 1
+        self.after_step()
+
+    def _apply_in_graph(self, gradients: Sequence[Any], numbers: Sequence[int]) -> None:
+        self._is_traced, self.is_lazy = True, False
+
+        def step(lr: Any, *arrays: Any) -> list[Any]:
+            return self.called_out(lambda: self._step_called(float(lr), self._ordered(arrays, numbers)))
+
+        dense = [tf.convert_to_tensor(g) for g in gradients]
+        lr = tf.cast(tf.convert_to_tensor(self.optimizer.learning_rate), tf.float32)
+        self.take_back(tf.numpy_function(step, [lr, *dense], self.graph_types()))
+
+    def _step_called(self, lr: float, gradients: list[Any]) -> list[Any]:
+        self.lr = lr
+        self.step(gradients)
+        self.settle()
+        return self.fresh()
+
+    def called_out(self, body: Callable[[], list[Any]]) -> list[Any]:
+        """Run by a graph. What is raised here comes out of TensorFlow as an error of its own: keep the true one."""
+        self._is_in_graph = True
+        try:
+            return body()
+        except BaseException as error:
+            exits.inside.append(error)
+            raise
+        finally:
+            self._is_in_graph = False
+
+    def fresh(self) -> list[Any]:
+        """The arena's values as arrays of their own: TensorFlow takes them as they are."""
+        return self._lent.filled()
+
+    def graph_types(self) -> list[Any]:
+        """What a call out of a graph brings back: a value for every trained variable."""
+        return [tf.as_dtype(spec.dtype) for spec in self.layout.trained]
+
+    def take_back(self, values: Sequence[Any]) -> None:
+        """In a graph: the variables get what came back."""
+        for weight, value in zip(self.trained, values, strict=True):
+            value.set_shape(weight.variable.shape)
+            weight.variable._value.assign(value)
+
+    def _spoil(self) -> None:
+        for index, gradient in enumerate(self._gradients):
+            if gradient is not None and gradient.size:
+                self._gradients[index] = spoiled = np.array(gradient)
+                spoiled.reshape(-1)[0] = float("nan")
+                return
+
+    # --- what a push says beside its numbers ------------------------------------------------------------------
+
+    def _option_values(self) -> Any:
+        optimizer = self.optimizer
+        return self.lr, optimizer.weight_decay, *[getattr(optimizer, name) for name in self._own_options]
+
+    def _group_options(self) -> list[Options]:
+        return group_options(self.optimizer, self.lr, self._num_groups, self._as_torch)
+
+    def device_name(self, pin: Callable[[], Any]) -> str:
+        return Hardware().name(Device.parse(_device_of(self.trained[0].variable)))
+
+    def mapping_lines(self, task: Task) -> list[str]:
+        if not IS_TENSORFLOW:
+            return ["Device mapping: no known devices."]
+        cards = tf.config.list_physical_devices("GPU")
+        lines = [f"{Device(kind='GPU', index=i).filled(task)} -> {card.name}" for i, card in enumerate(cards)]
+        return ["Device mapping:", *lines] if lines else ["Device mapping: no known devices."]
+
+
+def in_graph() -> bool:
+    """Whether what is called now becomes part of a graph."""
+    return IS_TENSORFLOW and bool(tf.inside_function())
+
+
+def as_written(body: Callable[[], None]) -> Callable[[], None]:
+    """A function that a tf.function does not rewrite on its way through."""
+    return tf.autograph.experimental.do_not_convert(body) if IS_TENSORFLOW else body
+
+
+def outside() -> AbstractContextManager[Any]:
+    """In here nothing becomes part of a graph that is being made: values are assigned once, and not in every run."""
+    return tf.init_scope() if in_graph() else nullcontext()
+
+
+def read(variable: Any) -> Any:
+    """A variable's values as an array, on its own memory where that is possible; as they are, whatever is on its way
+    (worker/tensorflow_objects has changed `value`)."""
+    return as_array(variable._value)
+
+
+def as_array(tensor: Any) -> Any:
+    """A gradient's values; rows of an embedding's gradient are laid out whole."""
+    if not IS_TENSORFLOW:
+        return np.asarray(keras.ops.convert_to_numpy(tensor))
+    dense = tf.convert_to_tensor(tensor)
+    try:
+        return np.asarray(memoryview(dense))
+    except (TypeError, ValueError, BufferError):  # a dtype that is not numpy's own, or another device's memory
+        return dense.numpy()
+
+
+def assign(variable: Any, values: Any) -> None:
+    """New values for a variable, copied."""
+    if not IS_TENSORFLOW:
+        variable.assign(np.array(values))
+        return
+    native = variable._value
+    tf.raw_ops.AssignVariableOp(resource=native.handle, value=tf.convert_to_tensor(values, native.dtype))
+
+
+def _device_of(variable: Any) -> str:
+    """TensorFlow's short name of where a variable lies."""
+    if not IS_TENSORFLOW:
+        return "/gpu:0" if getattr(variable.value, "is_cuda", False) else "/cpu:0"
+    _, _, kind = variable.value.device.rpartition("device:")
+    return f"/{kind.lower()}" if kind else "/cpu:0"

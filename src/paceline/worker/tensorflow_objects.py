@@ -1,0 +1,161 @@
+"""HOW do a user's Keras objects become ours without becoming others? Their classes change to subclasses of their own.
+
+Called by worker/tensorflow_preparation. Names and modules stay, so that saving and serialising them goes on as ever.
+
+- The optimizer keeps all that Keras does around an update: filtering, unscaling, clipping, counting iterations. The
+  update itself goes to the ps; what it would remember here is not made.
+- The model takes the last answer before it is called, and tells when values were loaded into it. It is not compiled
+  with XLA: a compiled graph cannot call out.
+- A trained variable takes it before it is read, whoever reads it: the model, a layer, the script.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from paceline.errors import UsageError
+from paceline.worker.exits import true_error
+from paceline.worker.tensorflow import KerasTrainee
+
+RUNNERS = ("export", "evaluate", "predict", "predict_on_batch", "test_on_batch")  # of graphs: no variable sees a read
+LOADERS = ("load_weights", "set_weights")
+
+
+def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
+    """Change the optimizer in place: same object, `apply` and `apply_gradients` go to the ps."""
+
+    def build(self: Any, variables: Sequence[Any]) -> None:
+        if not self.built:
+            keras.optimizers.Optimizer.build(self, variables)  # which variables are its own, and no more
+
+    def backend_apply_gradients(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+        trainee.apply(self._clip_gradients(list(grads)), trainable_variables)
+
+    change(optimizer, {"build": build, "_backend_apply_gradients": backend_apply_gradients})
+
+
+def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None]) -> None:
+    """Change the model in place."""
+    base = type(model)
+    members: dict[str, Any] = {name: _after(trainee.before_read, getattr(base, name)) for name in RUNNERS}
+    members["__call__"] = _after(trainee.before_call, base.__call__)
+    members.update({name: _loader(base, name, trainee) for name in LOADERS})
+    members.update({"fit": _fit(base, on_epoch), "compile": _compile(base, trainee), "jit_compile": _never_compiled()})
+    change(model, members)
+    for weight in trainee.trained:
+        change(weight.variable, {"value": _value(weight.variable, trainee)})
+
+
+def change(target: Any, members: dict[str, Any]) -> None:
+    """Give an object a subclass of its own class, under the same name. What else is of that class stays as it is."""
+    base = type(target)
+    own = {name: _only_for(target, getattr(base, name), member) for name, member in members.items()}
+    named = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    made = type(base.__name__, (base,), {**own, **named})
+    _register(made, base)
+    # Keras's own __setattr__ would look at it as at a layer's attribute.
+    object.__setattr__(target, "__class__", made)
+
+
+def _only_for(target: Any, plain: Any, member: Any) -> Any:
+    """A member for this object alone: Keras makes clones and copies of the class of what they are made from."""
+    if isinstance(member, property):
+        pairs = (plain.fget, member.fget), (plain.fset, member.fset)
+        return property(*[_only_for(target, *pair) if pair[1] is not None else None for pair in pairs])
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return (member if self is target else plain)(self, *args, **options)
+
+    return method
+
+
+def _register(made: type[Any], base: type[Any]) -> None:
+    """A class that was registered with Keras is saved under that name, and loaded as what was registered."""
+    registered = keras.saving.get_registered_name(base)
+    if registered != base.__name__:
+        package, _, name = registered.rpartition(">")
+        for each in (made, base):  # the last one is who is made of a file
+            keras.saving.register_keras_serializable(package, name)(each)
+
+
+def _after(first: Callable[[], None], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        first()
+        return plain(self, *args, **options)
+
+    return call
+
+
+def _value(variable: Any, trainee: KerasTrainee) -> property:
+    plain = type(variable).value.fget
+
+    def get(self: Any) -> Any:
+        trainee.before_read()
+        return plain(self)
+
+    return property(get)
+
+
+def _loader(base: type[Any], name: str, trainee: KerasTrainee) -> Callable[..., Any]:
+    plain = getattr(base, name)
+
+    def load(self: Any, *args: Any, **options: Any) -> Any:
+        trainee.settle()
+        result = plain(self, *args, **options)
+        trainee.on_load()
+        return result
+
+    return load
+
+
+def _fit(base: type[Any], on_epoch: Callable[[], None]) -> Callable[..., Any]:
+    signature = inspect.signature(base.fit)
+
+    def fit(self: Any, *args: Any, **options: Any) -> Any:
+        bound = signature.bind(self, *args, **options)
+        own = bound.arguments.get("callbacks")
+        told = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: on_epoch())
+        if isinstance(own, keras.callbacks.CallbackList):
+            own.append(told)
+        else:
+            bound.arguments["callbacks"] = [*([own] if isinstance(own, keras.callbacks.Callback) else own or []), told]
+        try:
+            return base.fit(*bound.args, **bound.kwargs)
+        except Exception as error:
+            true = true_error(error)
+            if true is error:
+                raise
+            raise true from None
+
+    return fit
+
+
+def _compile(base: type[Any], trainee: KerasTrainee) -> Callable[..., Any]:
+    def compile_(self: Any, *args: Any, **options: Any) -> Any:
+        result = base.compile(self, *args, **options)
+        check_compiled(self, trainee.optimizer)
+        return result
+
+    return compile_
+
+
+def check_compiled(model: Any, optimizer: Any) -> None:
+    """A model that is compiled with another optimizer would train beside the ps."""
+    used = getattr(model, "optimizer", None)
+    if used is not None and used is not optimizer and getattr(used, "inner_optimizer", None) is not optimizer:
+        raise UsageError(
+            "model.compile() was given another optimizer than prepare(): give both the same object, "
+            "model.compile(optimizer=optimizer, …) and prepare(model, optimizer)"
+        )
+
+
+def _never_compiled() -> property:
+    def get(self: Any) -> bool:
+        return False
+
+    def put(self: Any, value: object) -> None:
+        """What compile() or the script asks for."""
+
+    return property(get, put)

@@ -1,0 +1,49 @@
+"""WHAT of Keras belongs to a worker's position? Seed generators, the count of iterations, a learning rate.
+
+Made by worker/tensorflow_preparation, used by worker/position. A schedule is a function of the iterations, so it goes
+on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from paceline.wire.messages import Position
+
+SEED = "seed_generator_state"
+
+
+class KerasOwn:
+    """One worker's."""
+
+    goes_on = True  # what the ps remember is of as many steps as were made, and a schedule of as many iterations
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._seeds = {f"keras.{n}": v for n, v in enumerate(v for v in model.variables if v.path.endswith(SEED))}
+
+    def capture(self) -> dict[str, bytes]:
+        return {name: keras.ops.convert_to_numpy(v.value).tobytes() for name, v in self._seeds.items()}
+
+    def restore(self, states: Mapping[str, bytes]) -> None:
+        for name, variable in self._seeds.items():
+            if name in states:
+                values = np.frombuffer(states[name], keras.ops.convert_to_numpy(variable.value).dtype)
+                variable.assign(values.reshape(variable.shape))
+
+    def options(self) -> tuple[list[dict[str, object] | None], list[dict[str, object]]]:
+        said: dict[str, object] = {"iterations": int(self._optimizer.iterations.numpy())}
+        if isinstance(self._optimizer._learning_rate, keras.Variable):
+            said["lr"] = float(self._optimizer.learning_rate)
+        return [], [said]
+
+    def load(self, position: Position) -> None:
+        """The options that were in use there."""
+        said = (position.groups or [{}])[0]
+        iterations, lr = said.get("iterations"), said.get("lr")
+        if isinstance(iterations, int):
+            self._optimizer.iterations.assign(iterations)
+        if isinstance(lr, float) and isinstance(self._optimizer._learning_rate, keras.Variable):
+            self._optimizer.learning_rate = lr

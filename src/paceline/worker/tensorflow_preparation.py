@@ -1,0 +1,115 @@
+"""HOW do a Keras script's objects join the cluster? ctx.prepare for Keras: sort the arguments, bind, share the data.
+
+Called by worker/preparation, which has the steps of joining. The model and the optimizer come back as the same objects.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from paceline.errors import UsageError
+from paceline.worker.evaluator import Evaluator
+from paceline.worker.preparation import check_pair, join
+from paceline.worker.tensorflow import IS_TENSORFLOW, KerasTrainee, assign, tf
+from paceline.worker.tensorflow_data import batch_size_of, share
+from paceline.worker.tensorflow_layout import Names, Weight, describe
+from paceline.worker.tensorflow_local import LocalKerasTrainee
+from paceline.worker.tensorflow_objects import change, check_compiled, convert_model, convert_optimizer
+from paceline.worker.tensorflow_position import KerasOwn
+
+if TYPE_CHECKING:
+    from paceline.worker.context import Context
+
+BACKENDS = ("tensorflow", "torch")
+
+
+def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Names | None) -> Any:
+    """Bind what was given; worker/preparation's for Keras."""
+    models = [o for o in objects if isinstance(o, keras.Model)]
+    optimizers = [o for o in objects if isinstance(o, keras.optimizers.Optimizer)]
+    datasets = [o for o in objects if IS_TENSORFLOW and isinstance(o, tf.data.Dataset)]
+    _check(objects, models, optimizers, datasets)
+    if ctx.assignment is None:
+        if optimizers:
+            ctx.count_alone(lambda: int(optimizers[0].iterations.numpy()))
+        return objects[0] if len(objects) == 1 else tuple(objects)
+    if ctx.job == "evaluator":
+        for model in models:
+            _, weights = describe(model, None, names)
+            evaluator = Evaluator({n: _taking(w) for n, w in weights.items()}, ctx.identity(), ctx.say)
+            ctx.follow(evaluator)
+            for optimizer in optimizers:
+                change(optimizer, {"apply": evaluator.refuse_step})
+        return objects[0] if len(objects) == 1 else tuple(objects)
+    check_pair(ctx, bool(models), bool(optimizers))
+    if models:
+        binding = _Binding(ctx, models[0], optimizers[0], names)
+        ctx.progress.own = binding.own
+        join(ctx, binding, sum(batch_size_of(x) for x in datasets[:1]))
+    data = ctx.assignment.settings.data if shard else "full"
+    shared = {id(each): share(each, *ctx.place(), data, ctx.say) for each in datasets}
+    result = [shared.get(id(each), each) for each in objects]
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+def _check(objects: Sequence[Any], models: Sequence[Any], optimizers: Sequence[Any], datasets: Sequence[Any]) -> None:
+    backend = keras.backend.backend()
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"Keras runs on {backend} here: paceline trains Keras models on {' and '.join(BACKENDS)} "
+            "(KERAS_BACKEND=tensorflow)"
+        )
+    known = {id(each) for each in (*models, *optimizers, *datasets)}
+    for each in objects:
+        if id(each) not in known:
+            raise UsageError(
+                "prepare() takes a Keras model, a Keras optimizer and tf.data sets, not a "
+                f"{type(each).__module__.partition('.')[0]} {type(each).__name__}"
+            )
+    if len(models) > 1 or len(optimizers) > 1:
+        raise UsageError("prepare() takes one model and one optimizer")
+
+
+def _taking(weight: Weight) -> Callable[[Any], None]:
+    return lambda values: assign(weight.variable, weight.as_own(values))
+
+
+class _Binding:
+    """One model and its optimizer around joining (worker/preparation)."""
+
+    def __init__(self, ctx: "Context", model: Any, optimizer: Any, names: Names | None) -> None:
+        assert ctx.assignment is not None
+        settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
+        self._ctx = ctx
+        self._model = model
+        self.own = KerasOwn(model, optimizer)
+        check_compiled(model, optimizer)
+        self.trainee: KerasTrainee
+        if settings.mode == "local":
+            outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
+            self.trainee = LocalKerasTrainee(model, optimizer, num_ps, settings.placement, names, *outer)
+        else:
+            self.trainee = KerasTrainee(model, optimizer, num_ps, settings.placement, names)
+
+    def seed(self) -> int:
+        """What keras.utils.set_random_seed set, among others."""
+        word = random.getstate()[1][0]
+        return int(word)
+
+    def send_memory(self) -> None:
+        """What a Keras optimizer remembers from before stays here: on the ps it starts anew, and says so."""
+        if int(self.trainee.optimizer.iterations.numpy()) and not self.trainee.is_local:
+            self._ctx.say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
+
+    def convert(self) -> None:
+        trainee = self.trainee
+        trainee.after_step = self._ctx.stepped
+        if isinstance(trainee, LocalKerasTrainee):
+            trainee.follow()
+        else:
+            convert_optimizer(trainee.optimizer, trainee)
+        convert_model(self._model, trainee, self._ctx.clock.epoch)
+        for kept in ("train_function", "test_function", "predict_function"):
+            setattr(self._model, kept, None)  # graphs from before would train beside the ps

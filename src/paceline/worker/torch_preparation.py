@@ -1,0 +1,187 @@
+"""HOW do a PyTorch script's objects join the cluster? ctx.prepare for torch: sort the arguments, bind, share the data.
+
+Called by worker/preparation, which has the steps of joining. The model and the optimizer come back as the same objects.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.cluster.spelling import with_article
+from paceline.errors import UsageError
+from paceline.views import NAMES, as_bytes, flat, shaped
+from paceline.wire import messages as m
+from paceline.worker.data import batch_size_of, note_epochs, share
+from paceline.worker.evaluator import Evaluator
+from paceline.worker.preparation import check_pair, join
+from paceline.worker.slots import COUNTERS, WholeSlot, scatter
+from paceline.worker.torch import TorchTrainee
+from paceline.worker.torch_local import LocalTrainee
+from paceline.worker.torch_optimizer import convert
+from paceline.worker.torch_position import TorchOwn
+
+if TYPE_CHECKING:
+    from paceline.worker.context import Context
+
+
+def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
+    """Bind what was given; worker/preparation's for torch."""
+    models = [o for o in objects if isinstance(o, nn.Module)]
+    optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+    loaders = [o for o in objects if isinstance(o, DataLoader)]
+    schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
+    _check(objects, models, optimizers, loaders, schedulers)
+    if ctx.assignment is None:
+        _prepare_alone(ctx, optimizers, loaders)
+        return objects[0] if len(objects) == 1 else tuple(objects)
+    if ctx.job == "evaluator":
+        _prepare_evaluator(ctx, models, optimizers)
+        return objects[0] if len(objects) == 1 else tuple(objects)
+    check_pair(ctx, bool(models), bool(optimizers))
+    seed = ctx.seed
+    if models:
+        ctx.progress.own = own = TorchOwn(optimizers[0], schedulers, ctx.say)
+        binding = _Binding(ctx, models[0], optimizers[0], own)
+        seed = join(ctx, binding, sum(batch_size_of(x) for x in loaders[:1]))
+    trains = loaders[0] if loaders and (models or ctx.training_loader is None) else None
+    result = [_loader(ctx, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
+    known = {id(o) for kind in kinds for o in kind}
+    for each in objects:
+        if id(each) not in known:
+            given = with_article(type(each).__name__)
+            raise UsageError(f"prepare() takes a model, an optimizer, DataLoaders and schedulers, not {given}")
+    if len(kinds[0]) > 1 or len(kinds[1]) > 1:
+        raise UsageError("prepare() takes one model and one optimizer")
+    for model in kinds[0]:
+        if not any(True for _ in model.parameters()):
+            raise UsageError(f"the model {type(model).__name__} has no parameters to train")
+
+
+def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]) -> None:
+    for optimizer in optimizers:
+        optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
+    for loader in loaders:
+        note_epochs(loader, ctx.clock.epoch)
+
+
+def _prepare_evaluator(
+    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    for model in models:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        evaluator = Evaluator({name: _taking(tensor) for name, tensor in tensors.items()}, ctx.identity(), ctx.say)
+        ctx.follow(evaluator)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(evaluator.refuse_step)
+
+
+def _taking(tensor: torch.Tensor) -> Callable[[Any], None]:
+    def take(values: Any) -> None:
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(values))
+
+    return take
+
+
+class _Binding:
+    """One model and its optimizer around joining (worker/preparation)."""
+
+    def __init__(self, ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, own: TorchOwn) -> None:
+        self._ctx = ctx
+        self._optimizer = optimizer
+        self.own = own
+        self.trainee = _trainee(ctx, model, optimizer)
+        self._remote = _Remote(ctx, self.trainee)
+
+    def seed(self) -> int:
+        return torch.initial_seed()
+
+    def send_memory(self) -> None:
+        if self._optimizer.state and not self.trainee.is_local:
+            self._remote.load_slots(self._optimizer)
+
+    def convert(self) -> None:
+        if isinstance(self.trainee, LocalTrainee):
+            self.trainee.follow(self._ctx.stepped)
+        else:
+            self._optimizer.state.clear()
+            convert(self._optimizer, self._remote)
+
+
+def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchTrainee:
+    assert ctx.assignment is not None
+    settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
+    if settings.mode == "local":
+        outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
+        return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
+    return TorchTrainee(model, optimizer, num_ps, settings.placement)
+
+
+def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
+    assert ctx.assignment is not None
+    data = ctx.assignment.settings.data if shard else "full"
+    shared = share(loader, *ctx.place(), seed, data, ctx.say, ctx.place if ctx.is_elastic else None)
+    if not trains:
+        return note_epochs(shared, ctx.clock.epoch)
+    ctx.training_loader = shared
+    if isinstance(ctx.progress.own, TorchOwn):
+        ctx.progress.own.follow(shared)
+    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count), ctx.progress)
+
+
+class _Remote:
+    """What the converted optimizer calls."""
+
+    def __init__(self, ctx: "Context", trainee: TorchTrainee) -> None:
+        self._ctx = ctx
+        self._trainee = trainee
+
+    def step(self) -> None:
+        self._trainee.step()
+        self._ctx.stepped()
+
+    def before_zeroing(self) -> None:
+        self._trainee.before_zeroing()
+
+    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """torch's shape of state: gathered from the ps for the moment of the call."""
+        trained, tensors = self._trainee.layout.trained, self._trainee.tensors
+        for tensor, named in self._trainee.slots().items():
+            spec = trained[tensor]
+            state = optimizer.state[tensors[spec.name]]
+            named.pop(m.MASTER, None)  # torch knows no wider copy of a parameter
+            named.pop(m.WIDE_AVERAGE, None)
+            for name, whole in named.items():
+                vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
+                state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)
+        try:
+            return type(optimizer).__mro__[1].state_dict(optimizer)  # type: ignore[attr-defined, no-any-return]
+        finally:
+            optimizer.state.clear()
+
+    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
+        """The chief's loaded state goes to the ps."""
+        if not self._ctx.may_assign():
+            return
+        slots: dict[int, dict[str, WholeSlot]] = {}
+        for index, spec in enumerate(self._trainee.layout.trained):
+            state = optimizer.state.get(self._trainee.tensors[spec.name], {})
+            slots[index] = {name: _whole(name, value, spec.stride) for name, value in state.items()}
+        self._trainee.settle()
+        scatter(self._trainee.client.links, self._trainee.plan, slots)
+
+
+def _whole(name: str, value: Any, stride: tuple[int, ...]) -> WholeSlot:
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+    tensor = tensor.detach().to("cpu")
+    if name in COUNTERS:
+        return WholeSlot(NAMES[tensor.dtype], True, bytearray(as_bytes(tensor)))
+    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    return WholeSlot(NAMES[tensor.dtype], False, bytearray(as_bytes(laid)))

@@ -1,0 +1,375 @@
+"""WHAT is bound to the cluster? One model and its optimizer: what a step says to the ps, and what their answers become.
+
+The part that every framework shares; worker/torch and worker/tensorflow bring the tensors. No framework: the arena is
+bytes. Everything here runs on the thread that trains. The way of one step (docs/step.md):
+
+1. the framework's step takes the previous answer if nobody has,
+2. its gradient goes into the slot (large ones on tcp: onto the wire from where they lie), looked at with one sum,
+3. push, and return at once if the answer can be taken later: before the next forward pass.
+"""
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from paceline.cluster.spec import Task
+from paceline.errors import NonFiniteGradient, PacelineError
+from paceline.params.arena import Arena
+from paceline.params.layout import Layout
+from paceline.params.placement import Plan, place
+from paceline.transport.base import Buffer
+from paceline.wire.frames import Flag, Outcome
+from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
+from paceline.worker.client import Client, Identity
+from paceline.worker.injection import Injection
+from paceline.worker.position import Progress
+from paceline.worker.slots import Slots, gather
+from paceline.worker.slowness import Slowness
+
+EAGER_STEPS = 2  # these wait inside the step, to see whether a forward pass comes before the next one
+MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
+
+
+class Slotted(Protocol):
+    """How a framework's gradients leave."""
+
+    direct: list[int]
+
+    def write(
+        self, gradients: Any, has_gaps: bool, sent: Collection[int] = ()
+    ) -> tuple[Sequence[Sequence[Buffer]], bool]:
+        """Into the slots: what each shard's frame carries, and whether all is surely finite."""
+        ...
+
+    def again(self, shard: int) -> Sequence[Buffer] | None:
+        """What the last push carried to this shard, bit for bit; None: that is gone."""
+        ...
+
+    def forget(self) -> None:
+        """The answer is here: nothing will be sent again."""
+        ...
+
+    def not_finite(self, gradients: Any) -> list[str]:
+        """The tensors with a NaN or an infinity."""
+        ...
+
+
+class Early(Protocol):
+    """Gradients that leave while backward runs (--overlap)."""
+
+    shards: Collection[int]
+
+    def flush(self, gradients: Any) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Trainee(ABC):
+    """One model and its optimizer, bound to the cluster; a framework's own makes it whole."""
+
+    is_local = False  # the optimizer runs here, and deltas are pushed
+
+    def __init__(self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.plan: Plan = place(layout, num_ps, placement)
+        self.arena = Arena.private(self.plan.total_bytes)
+        self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
+        self._outgoing: Slotted = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
+        self._overlap: Early | None = None
+        self._sent_options: Any = None
+        self.is_lazy = False
+        self._hook_fired = False
+        self._holds_averages = False
+        self._refreshes_later = False
+        self.slowness: Slowness | None = None
+        self.injection: Injection | None = None
+        self.steps = 0
+        self.pushes = 0
+        self.wants_ticket = False
+        self.is_budgeted = False  # ctx.steps(total) was used: nothing counts beyond it
+        self.has_ticket = False
+        self.last_outcome = Outcome.APPLIED
+        self.discarded = 0
+        self.not_finite = 0
+        self._not_finite_in_a_row = 0
+        self.seen_samples = 0  # of batches that the loader gave since the last push
+        self.own_weight: float | None = None  # what the script says instead
+        self._weight = 0.0
+        self._sent_weight: float | None = 0.0
+        self.progress = Progress(0)  # the context's own, once it has begun
+        self.on_save: Callable[[int, bool], None] = lambda version, writes: None
+
+    # --- what a framework brings ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def mirror(self) -> None:
+        """New values lie in the arena: they are the model's now."""
+
+    @abstractmethod
+    def fill_arena(self) -> None:
+        """The other way: the model's own values lie in the arena."""
+
+    @abstractmethod
+    def carried_block(self) -> bytes:
+        """The values of all carried tensors, one after the other."""
+
+    @abstractmethod
+    def take_carried(self, block: bytearray) -> None:
+        """The chief's frozen parameters and buffers, at the start."""
+
+    @abstractmethod
+    def find_slots(self) -> None:
+        """Where gradients go; a ps that was connected to again has another slot."""
+
+    @abstractmethod
+    def joined(self, on_load: Callable[[], None]) -> None:
+        """After the client has joined; `on_load` is to be called when the script has loaded values into the model."""
+
+    @abstractmethod
+    def _option_values(self) -> Any:
+        """The optimizer's options as they are now, to be compared with those of the last push."""
+
+    @abstractmethod
+    def _group_options(self) -> list[Options]:
+        """The same as a ps takes them."""
+
+    @abstractmethod
+    def _spoil(self) -> None:
+        """--chaos nan: one element of the gradient is none."""
+
+    @abstractmethod
+    def device_name(self, pin: Callable[[], Any]) -> str:
+        """What tables show for the device that this model is on; `pin` finds the worker's own, in torch's words."""
+
+    @abstractmethod
+    def mapping_lines(self, task: Task) -> list[str]:
+        """The lines `Device mapping:` of --log-device-placement."""
+
+    # --- connecting -------------------------------------------------------------------------------------------
+
+    def connect(self, me: Identity, say: Callable[[str], None]) -> Client:
+        self._me = me
+        self._say = say
+        self.client = Client(me, self.layout, self.plan, self.arena.memory, say)
+        self.client.optimizer = lambda: self.spec
+        self.client.weight = lambda: self._weight
+        return self.client
+
+    def parameters_of(self, index: int) -> memoryview:
+        """What this worker has of one shard."""
+        self.fill_arena()
+        base = self.plan.base(index)
+        return self.arena.memory[base : base + self.plan.shard_bytes[index]]
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """The answer of the last push must be in before this step counts."""
+        if self._holds_averages:
+            raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
+        if self.client.is_pending:
+            self._go_eager()
+            self.settle()
+        self._check_anchor()
+        if self.slowness is not None:
+            self.slowness.hold_back()
+        if self.injection is not None:
+            self.injection.before_push(self.steps + 1, self._spoil)
+
+    def _check_anchor(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to look at)
+        """Whether the model still is what was bound."""
+
+    def newest_step(self) -> int:
+        """The global step with this worker's own push in it, without waiting for the answer to that push."""
+        return self.client.links[0].version + self.client.is_pending
+
+    def _push(self, gradients: Any) -> None:
+        mask = b"" if all(g is not None for g in gradients) else bits([g is not None for g in gradients])
+        tail = self._tail(mask)
+        sent = self._overlap.shards if self._overlap is not None else ()
+        payloads, looks_finite = self._outgoing.write(gradients, bool(mask), sent)
+        is_finite = looks_finite or self._is_finite(gradients)
+        if is_finite:
+            self._not_finite_in_a_row = 0
+        if self._overlap is not None and is_finite:
+            self._overlap.flush(gradients)
+        self.has_ticket = False
+        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, self._outgoing.again)
+        self.pushes += 1
+        self.progress.pushed()
+        if not self.is_lazy:
+            self.settle()
+            if self.pushes == EAGER_STEPS and self._hook_fired:
+                self.is_lazy = True
+            self._hook_fired = False
+
+    def settle(self) -> None:
+        """Take the answer that is still on its way, if there is one."""
+        if not self.client.is_pending:
+            return
+        began = time.perf_counter() if self.slowness is not None else 0.0
+        taken = self.client.take()
+        self._outgoing.forget()
+        self.mirror()
+        if self.slowness is not None and self.client.dial.spec.waits_for_others:
+            self.slowness.waited(time.perf_counter() - began)
+        self.has_ticket = taken.has_ticket
+        self.last_outcome = taken.outcome
+        if taken.flags & Flag.SAVE:
+            self.on_save(taken.version + 1, bool(taken.flags & Flag.WRITES))
+        if taken.outcome in (Outcome.DISCARDED, Outcome.NOT_FINITE):
+            self.discarded += 1
+
+    def refresh(self) -> None:
+        """The newest parameters, now; while the model holds averages: when it holds its own again."""
+        self.settle()
+        if self._holds_averages:
+            self._refreshes_later = True
+        else:
+            self._bring_newest()
+
+    def _bring_newest(self) -> None:
+        self.client.pull()
+        self.mirror()
+        if self._overlap is not None:
+            self._overlap.forget()
+
+    def before_zeroing(self) -> None:
+        """Gradients are about to be cleared in place: what was sent from where it lies may be needed once more."""
+        if self._outgoing.direct:
+            self.settle()
+
+    def forget_steps(self) -> None:  # noqa: B027 (only who trains by itself has any)
+        """New parameters come from outside: what this worker did to its own since the last pull is gone."""
+
+    def finish(self) -> None:
+        """This worker's training is over: nothing of it may be left behind."""
+        self.settle()
+
+    def close(self) -> None:
+        """Let go of the cluster."""
+        if self._overlap is not None:
+            self._overlap.close()
+        self.client.close()
+
+    def _go_eager(self) -> None:
+        if self.is_lazy:
+            self.is_lazy = False
+            warnings.warn(
+                "paceline: a step came without a forward pass of the prepared model before it, so every step() waits "
+                "for its parameters from now on",
+                stacklevel=7,  # the script's own optimizer.step()
+            )
+
+    # --- what a push says beside its numbers ------------------------------------------------------------------
+
+    def _tail(self, mask: bytes) -> bytes:
+        options, weight = self._changed_options(), self._changed_weight()
+        if options is None and weight is None and not mask:
+            return b""
+        return encode(PushTail(options, mask, weight))
+
+    def _changed_options(self) -> list[Options] | None:
+        """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
+        values = self._option_values()
+        if values == self._sent_options:
+            return None
+        self._sent_options = values
+        self.spec = OptimizerSpec(self.spec.name, self._group_options())
+        return self.spec.groups
+
+    def _changed_weight(self) -> float | None:
+        """How many samples this push is the mean of, when it is another number than before."""
+        self._weight = self.own_weight or float(self.seen_samples) or self._weight
+        self.seen_samples = 0
+        if self._weight == self._sent_weight:
+            return None
+        self._sent_weight = self._weight
+        return self._weight
+
+    def _is_finite(self, gradients: Any) -> bool:
+        """The sum is suspicious: look, and name what is wrong."""
+        bad = self._outgoing.not_finite(gradients)
+        if not bad:
+            return True
+        self.not_finite += 1
+        self._not_finite_in_a_row += 1
+        who, where = f"worker:{self._me.worker}", ", ".join(bad)
+        if self._not_finite_in_a_row >= MAX_NOT_FINITE:
+            raise NonFiniteGradient(f"{who}: {self._not_finite_in_a_row} gradients in a row not finite, now in {where}")
+        self._sent_options = []  # ps:0 alone hears of this push: what it says is said again with the next
+        self._sent_weight = None
+        warnings.warn(
+            f"paceline: {who}: step {self.steps + 1} discarded, gradient not finite in {where}",
+            stacklevel=7,  # the script's own optimizer.step()
+        )
+        return False
+
+    # --- from outside the loop --------------------------------------------------------------------------------
+
+    def assign_parameters(self) -> None:
+        """The chief's parameters, as they are now, become the cluster's."""
+        self.settle()
+        self.fill_arena()
+        for link in self.client.links:
+            link.ask(Assign("parameters"), bulk=[link.into] if link.into.nbytes else [])
+        self.send_carried()
+
+    def send_carried(self) -> None:
+        """The chief's buffers and frozen parameters, as they are now."""
+        if self.layout.carried_bytes:
+            self.client.links[0].ask(Assign("carried"), bulk=[self.carried_block()])
+
+    def slots(self) -> Slots:
+        """All optimizer state of the cluster."""
+        self.settle()
+        return gather(self.client.links, self.layout)
+
+    @contextmanager
+    def averages(self) -> Iterator[None]:
+        """Inside, the model holds the averaged parameters of the ps; afterwards its own again, to the bit."""
+        self.settle()
+        blocks = [link.ask_bulk(Fetch("ema"), link.into.nbytes)[1] for link in self.client.links]
+        memory = self.arena.memory
+        self.fill_arena()
+        own = bytes(memory)
+        for link, block in zip(self.client.links, blocks, strict=True):
+            link.into[:] = block
+        self.mirror()
+        did_hold, self._holds_averages = self._holds_averages, True
+        try:
+            yield
+        finally:
+            self._holds_averages = did_hold
+            memory[:] = own
+            self.mirror()
+            if self._refreshes_later and not did_hold:
+                self._refreshes_later = False
+                self._bring_newest()
+
+
+def outer_spec(num_groups: int, lr: float, momentum: float) -> OptimizerSpec:
+    """The optimizer of local mode's ps: SGD over deltas, with Nesterov momentum if there is any."""
+    options: Options = {
+        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
+        "foreach": None, "differentiable": False, "fused": None,
+    }  # fmt: skip
+    return OptimizerSpec("SGD", [options for _ in range(num_groups)])
+
+
+def bits(flags: Sequence[bool]) -> bytes:
+    """
+    >>> bits([True, False, True]).hex()
+    '05'
+    """
+    out = bytearray((len(flags) + 7) // 8)
+    for index, flag in enumerate(flags):
+        if flag:
+            out[index >> 3] |= 1 << (index & 7)
+    return bytes(out)

@@ -1,0 +1,21 @@
+"""WHAT may a test need that need not be there? TensorFlow: an extra, and not imported to find out."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+NEEDS = "PACELINE_TEST_NEEDS"  # packages that must be there, by commas: no test may be skipped for the lack of one
+
+
+def pytest_configure() -> None:
+    missing = [name for name in os.environ.get(NEEDS, "").split(",") if name and find_spec(name) is None]
+    if missing:
+        raise pytest.UsageError(f"{', '.join(missing)} is not installed, and must be: {NEEDS} says so.")
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> None:
+    """For tests whose processes import TensorFlow; they are skipped, and say so, where it is not installed."""
+    if find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed: pip install 'paceline[tensorflow]'")

@@ -1,0 +1,42 @@
+"""IS green what `make` and .ci/run call so? What is asked for is installed, and what must be there is missed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_other_extras_are_installed_though_some_are(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "paceline"):
+        (programs / name).symlink_to("/bin/true")
+
+    def made(extras: str, *words: str) -> str:
+        command = ["make", *words, "demo", f"EXTRAS={extras}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "pip install" in made("dev,tb")
+    assert "pip install" not in made("dev,tb", "-n"), "they are there now"
+    assert "tb,tensorflow" in made("dev,tb,tensorflow", "-n")
+
+
+@pytest.mark.parametrize(("needed", "code"), [("no_such_package", 4), ("pytest,json", 0)])
+def test_a_package_that_must_be_there_is_no_reason_to_skip(needed: str, code: int) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", __file__]
+    environ = {**os.environ, "PACELINE_TEST_NEEDS": needed}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("no_such_package is not installed, and must be" in done.stderr) == (code != 0)
+
+
+def test_continuous_integration_must_have_tensorflow() -> None:
+    text = (ROOT / ".ci" / "run").read_text()
+    assert "PACELINE_TEST_NEEDS=tensorflow" in text and ",tensorflow" in text

@@ -110,10 +110,11 @@ def test_in_sync_all_shards_go_back_to_the_checkpoint(
     told = went_back(cluster.end(), lost)
     assert told and told[0] >= step
     back = told[0]
-    # Each worker makes its 60 steps; the one that was on its way when the ps died may be void.
+    # Each worker makes its 60 steps; the one that was on its way when the ps died may be void. Worker 1 may not have
+    # read the answer to its step 20 yet: that round went back with the ps, so it brings the step again, one more.
     counts = [served(each) for each in cluster.ps]
     assert counts[0] == counts[1]
-    assert back + (STEPS - STOP) - 2 <= counts[0] <= back + (STEPS - STOP)
+    assert back + (STEPS - STOP) - 2 <= counts[0] <= back + (STEPS - STOP) + 1
     (event,) = cluster.events("restore")
     assert (event["version"], event["lineage"]) == (back, 1)
 

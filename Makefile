@@ -23,7 +23,7 @@ test: $(STAMP) ## the test suite, under five minutes on two cores
 	$(BIN)/pytest -q -m 'not slow' $(TOGETHER)
 
 test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz
-	$(BIN)/pytest -q -m 'slow and not alone' $(TOGETHER)
+	$(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
 	$(BIN)/pytest -q -m 'slow and alone'
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes

@@ -1,4 +1,5 @@
-"""WHAT may a test need that need not be there? TensorFlow: an extra, and not imported to find out."""
+"""WHAT may a test need that need not be there, and which begins first? TensorFlow is an extra, and not imported to
+find out; what takes minutes begins first, so that at the end no core waits for it."""
 
 import os
 from importlib.util import find_spec
@@ -12,6 +13,10 @@ def pytest_configure() -> None:
     missing = [name for name in os.environ.get(NEEDS, "").split(",") if name and find_spec(name) is None]
     if missing:
         raise pytest.UsageError(f"{', '.join(missing)} is not installed, and must be: {NEEDS} says so.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="session")

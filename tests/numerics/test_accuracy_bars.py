@@ -37,6 +37,7 @@ def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
     return [(cell, read(RunPaths(folder / slug(cell.title)), is_alone=not cell.num_ps)) for cell in table.cells]
 
 
+@pytest.mark.long
 def test_document_000(tmp_path: Path) -> None:
     """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits. So from
     every seed; then the means."""

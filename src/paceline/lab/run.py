@@ -68,23 +68,27 @@ def main(request: Request) -> int:
         return listed(matrix, plan, [each for _, each in earlier], done)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
     folder = going_on[0].parent if going_on else unused(out / f"{matrix.name}-{stamp}")
-    results = ResultFile(folder)  # 3
-    progress = Progress()
+    results = ResultFile(folder)
+    if going_on:
+        print(told_kept(matrix, done), flush=True)
+    else:
+        results.begin(facts)
+    return carried_out(matrix, plan, results, done)
+
+
+def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, done: Kept) -> int:
+    """3. All of it, to the end or to Ctrl+C; the files are whole either way."""
+    folder, progress = results.path.parent, Progress()
     try:
         with interruptible():
-            if going_on:
-                progress.say(told_kept(matrix, done))
+            if plan is not None:
+                code = Soak(plan, folder, results, progress).run()
             else:
-                results.begin(facts)
-            code = (
-                Soak(plan, folder, results, progress).run()
-                if plan
-                else measure(matrix, folder, results, progress, done)
-            )
+                code = measure(matrix, folder, results, progress, done)
             results.end()
             return code
     except KeyboardInterrupt:
-        again = "" if plan else " The same command goes on where this ended."
+        again = "" if plan else " The same command goes on where this one ended."
         progress.say(f"Interrupted: everything was ended.{again}")
         return EXIT_INTERRUPTED
     finally:

@@ -6,6 +6,7 @@ Called by lab/run with what lab/user_file has read. Starts nothing; chance comes
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from math import prod
 
 import msgspec
 
@@ -21,14 +22,15 @@ from paceline.lab.user_file import COUNTS, UserFile, Value, default_of
 
 AGAIN = "A/A: "
 QUICK_REPS = 3
+MOST = 10_000  # combinations
 FIRST = ("configuration",)
 FIGURES = ("epoch 1 s", "epoch s", "step ms", "samples/s", "staleness", "discarded", "whole run s", "logged")
 RATIO = ("ratio", "spread")
 ASKED = Settings(run_id="", save_every="none")
 NOTE = (
     "{times}; epoch 1: the first epoch, with the warm-up in it; epoch: mean of the epochs after it; step: median; "
-    "times are those of the slowest worker that is not slow on purpose; samples/s: of all workers; staleness: mean; logged: "
-    "what the chief's script logged last; a thread a process."
+    "times are those of the slowest worker that is not slow on purpose; samples/s: of all workers; staleness: mean; "
+    "logged: what the chief's script logged last; a thread a process."
 )
 SEEDED = "Mean over the seeds, with the least and the most in brackets"
 COMPARED = (
@@ -79,23 +81,27 @@ def made(asked: UserFile, is_quick: bool = False, reps: int | None = None, num_s
 def _cells(asked: UserFile, is_quick: bool) -> tuple[list[Cell], list[tuple[str, str]]]:
     axes = {**{name: (default_of(name),) for name in COUNTS if name not in asked.axes}, **asked.axes}
     axes |= {f"--{name.removeprefix('--')}": values for name, values in asked.own.items()}
+    count = prod(len(values) for values in axes.values())
+    if count > MOST:
+        raise UsageError(f"{asked.name} has {count} combinations; {MOST} are the most: leave out values.")
     cells: list[Cell] = []
     left_out: list[tuple[str, str]] = []
-    fits: set[tuple[str, Value]] = set()
+    reasons: dict[tuple[str, str], str] = {}  # of values that fit nothing so far; "": it does
     for values in product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
         cell = _cell(asked, point, is_quick)
         why = _nonsense(cell)
+        for name, value in point.items():
+            reasons[name, str(value)] = reasons.get((name, str(value)), why) and why
         if why:
             left_out.append((cell.title, why))
         else:
             cells.append(cell)
-            fits |= set(point.items())
-    for name, values in axes.items():
-        for value in values:
-            if (name, value) not in fits:
-                why = next((why for title, why in left_out if str(value) in title), left_out[0][1])
-                raise UsageError(f"The axis {name} of {asked.name} has {value!r}, which fits nothing else: {why}")
+    if not cells:
+        raise UsageError(f"No combination of {asked.name}'s axes makes sense: {left_out[0][1]}")
+    for (name, text), why in reasons.items():
+        if why:
+            raise UsageError(f"No combination with {name} = {text!r} makes sense: {why}")
     return cells, left_out
 
 

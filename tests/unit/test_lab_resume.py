@@ -221,18 +221,22 @@ def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
-    """Three runs of a script that trains nothing: the second is interrupted once, the third always fails."""
+    """Three runs of one step: the second is interrupted once, the third always fails."""
     os.mkfifo(tmp_path / "reached")
     (tmp_path / "train.py").write_text(
-        "import pathlib, sys, threading\n"
+        "import pathlib, sys, threading, paceline, torch\n"
         "here, part = pathlib.Path(__file__).parent, sys.argv[2]\n"
         "with open(here / 'ran.txt', 'a') as file: file.write(part)\n"
         "if part == '2' and (here / 'ran.txt').read_text() == '12':\n"
         "    (here / 'reached').write_text('now')\n"
         "    threading.Event().wait()\n"
         "if part == '3': raise ValueError('it burns')\n"
+        "ctx, model = paceline.init(), torch.nn.Linear(2, 1)\n"
+        "model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
     )
     (tmp_path / "mine.toml").write_text(
         'script = "train.py"\n[axes]\nworkers = 1\nmax_restarts = 0\n[axes.args]\npart = [1, 2, 3]\n'
@@ -243,8 +247,8 @@ def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
         lab.send_signal(signal.SIGINT)
         assert lab.stdout is not None
         printed = lab.stdout.read()
-        assert lab.wait(timeout=30) == EXIT_INTERRUPTED and "The same command goes on" in printed
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+        assert lab.wait(timeout=60) == EXIT_INTERRUPTED and "The same command goes on" in printed
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=180)
     assert done.returncode == EXIT_TRAINING, done.stderr
     assert "Measured already, and skipped: 1 of 3 runs." in done.stdout
     assert "failed: 1 of 1 runs: worker:0 failed with exit code 1 (ValueError: it burns)" in done.stdout
@@ -256,11 +260,11 @@ def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_example_runs(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "lab.toml"
     asked = ["--quick", "--reps", "1", "--set", "workers=1", "--set", "mode=async", "--out", str(tmp_path)]
-    done = subprocess.run([*LAB, str(example), *asked], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*LAB, str(example), *asked], capture_output=True, text=True, timeout=220)
     assert done.returncode == EXIT_OK, done.stdout + done.stderr
     assert "A/A: 1 ps + 1 worker, async" in done.stdout and "failed" not in done.stdout
     (path,) = tmp_path.glob("spirals-*/results.csv")

@@ -195,9 +195,12 @@ def cause(paths: RunPaths, process: Process) -> str:
     """Why a run failed, in a sentence: as the first task that failed told it, else as the launcher did."""
     try:
         ended = msgspec.json.decode(paths.summary.read_bytes(), type=Ended)
-        log = paths.logs(Task.parse(ended.lost[0]))
-    except (OSError, msgspec.MsgspecError, IndexError):
+    except (OSError, msgspec.MsgspecError):
         return process.cause()
+    if not ended.lost:
+        told = f"{ended.error}; its log: {closing.shown(process.log)}"
+        return told if ended.error else process.cause()
+    log = paths.logs(Task.parse(ended.lost[0]))
     reason = closing.reason(log)
     why = closing.gist(reason) or (reason[-1] if reason else "")
     return f"{ended.error}{f' ({why})' if why else ''}; its log: {closing.shown(log)}"

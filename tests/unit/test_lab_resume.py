@@ -95,6 +95,7 @@ def test_finished_runs_are_skipped_and_failed_ones_tried_again(
     assert [(row["kind"], row["title"]) for row in rows if row["kind"] != "verdicts"] == [
         ("cell", "a"), ("cell", "b"), ("cell", "burns"),
     ]  # fmt: skip
+    assert [row["together: what"] for row in rows if row["kind"] == "verdicts"] == ["3"], "told twice, counted once"
     assert {row["cores"] for row in rows} == {str(lines_of(folder)[0]["cores"])} and rows[0]["commit"]
 
 

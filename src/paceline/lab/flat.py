@@ -46,19 +46,28 @@ def write(folder: Path) -> Path:
 
 
 def as_csv(lines: Iterable[bytes]) -> str:
-    """The text of results.csv; a run that failed and was measured later is told once."""
-    found = [line for line in lines if line.strip()]
-    facts = provenance(found)
-    flat = [each for line in found for each in rows(line)]
-    measured = {each["title"] for each in flat if each["kind"] in ("cell", "row")}
-    failed = {each["title"]: each for each in flat if each["kind"] == "failed" and each["title"] not in measured}
-    told = [{**each, **facts} for each in flat if each["kind"] != "failed" or failed.get(each["title"]) is each]
+    """The text of results.csv; what an interrupted run told, and then the one that went on, is told once."""
+    found = {name_of(line): line for line in lines if line.strip()}  # the last of each name
+    facts = provenance(found.values())
+    flat = [each for line in found.values() for each in rows(line)]
+    measured = {each["title"] for each in flat if each["kind"] == "cell"}
+    told = [{**each, **facts} for each in flat if each["kind"] != "failed" or each["title"] not in measured]
     names = dict.fromkeys([*FIRST, *(name for each in told for name in each if name not in facts), *facts])
     text = io.StringIO()
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(told)
     return text.getvalue()
+
+
+def name_of(line: bytes) -> tuple[object, ...]:
+    """What a line of results.jsonl is about.
+
+    >>> name_of(b'{"kind": "failed", "scenario": "a", "cause": "b"}')
+    ('failed', None, None, 'a')
+    """
+    fields = _decoded(line)
+    return (fields.get("kind"), fields.get("table"), fields.get("title"), fields.get("scenario"))
 
 
 def provenance(lines: Iterable[bytes]) -> Flat:

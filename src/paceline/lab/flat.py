@@ -101,7 +101,7 @@ def rows(line: bytes) -> list[Flat]:
         return [dict(fields)]
     if kind == "failed":
         return [{"kind": kind, "title": fields.get("scenario"), "cause": fields.get("cause")}]
-    if kind == "verdicts" and isinstance(lines := fields.get("lines"), list):
+    if kind in ("verdicts", "soak") and isinstance(lines := fields.get("lines"), list):
         return [_together(fields, each) for each in lines]
     return []
 

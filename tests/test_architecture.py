@@ -88,6 +88,8 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "lab/axes.py",
+    "lab/figures.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -14,7 +14,7 @@ from paceline.lab import soak
 def test_a_round_of_faults(processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("processes.DEADLINE_S", 500.0)
     lab = processes.paceline("lab", "run", "soak", "--minutes", f"{8 * 10 / 60:.2f}", "--out", "lab").ends_with(0)
-    [results] = (tmp_path / "lab").glob("results-*.jsonl")
+    [results] = (tmp_path / "lab").glob("*/results.jsonl")
     [done] = [each for each in map(json.loads, results.read_text().splitlines()) if each["kind"] == "soak"]
     assert done["missed"] == [] and sum(done["fired"].values()) == len(soak.CYCLE) == 8, lab.text
     assert done["fired"]["kill ps"] >= 2 and done["restarts"] >= 4

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
     """What its runs left, one after the other as the lab runs them."""
-    results = ResultFile(folder, "now")
+    results = ResultFile(folder)
     try:
         assert measure(matrix, folder, results, Progress()) == EXIT_OK
     finally:

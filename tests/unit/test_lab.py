@@ -292,7 +292,7 @@ def test_a_failing_scenario_does_not_stop_the_rest(tmp_path: Path, capsys: pytes
     rows = tuple(Row(title=each.name, scenario=each.name, beside="copy") for each in scenarios[1:])
     amounts = Amounts(reps=2, steps=1, carrier_bytes=64_000)
     matrix = Matrix(name="small", scenarios=scenarios, rows=rows, amounts=amounts)
-    results = ResultFile(tmp_path, "now")
+    results = ResultFile(tmp_path / "now")
     results.begin(provenance("small", amounts, 0.0))
     try:
         assert measure(matrix, tmp_path / "now", results, Progress()) == EXIT_TRAINING
@@ -321,7 +321,7 @@ def test_a_tiny_run_from_start_to_table(text: str, rows: int, tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict" in done.stdout and "failed" not in done.stdout
-    (path,) = tmp_path.glob("results-*.jsonl")
+    (path,) = tmp_path.glob("*/results.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len([line for line in lines if line["kind"] == "row"]) == rows
     assert all(line["us"] for line in lines if line["kind"] == "segment")
@@ -334,7 +334,7 @@ def test_a_feeder_says_where_its_time_goes(tmp_path: Path, capsys: pytest.Captur
     rows = (Row(title="A/A", scenario="feeder", beside="feeder", is_noise=True),)
     amounts = Amounts(reps=1, steps=5, warmup_steps=1)
     matrix = Matrix(name="small", scenarios=(feeder,), rows=rows, amounts=amounts)
-    results = ResultFile(tmp_path, "now")
+    results = ResultFile(tmp_path / "now")
     try:
         assert measure(matrix, tmp_path / "now", results, Progress()) == EXIT_OK
     finally:

@@ -275,7 +275,7 @@ def test_a_greeting_on_both_sides(tmp_path: Path) -> None:
     command = [*LAB, "--only", "hello local", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    (results,) = tmp_path.glob("results-*.jsonl")
+    (results,) = tmp_path.glob("*/results.jsonl")
     kinds = [json.loads(line) for line in results.read_text().splitlines()]
     (verdicts,) = [line["lines"] for line in kinds if line["kind"] == "verdicts"]
     ours = {line["document"]: line["ours"] for line in verdicts}

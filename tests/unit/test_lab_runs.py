@@ -210,7 +210,7 @@ def test_runs_that_fail_do_not_stop_the_rest(
         cell_of("huge", "burning", needs_bytes=1 << 60),
         cell_of("endless", "endless", limit_s=1.0),
     )
-    results = ResultFile(tmp_path, "now")
+    results = ResultFile(tmp_path / "now")
     try:
         assert measure(small(*cells), tmp_path / "now", results, Progress()) == EXIT_TRAINING
         assert measure(small(cells[2]), tmp_path / "then", results, Progress()) == EXIT_OK
@@ -241,7 +241,7 @@ def test_a_tiny_run_from_start_to_table(matrix: str, text: str, kinds: dict[str,
     command = [*LAB, matrix, "--quick", "--reps", "1", "--steps", "5", "--only", text, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("results-*.jsonl")
+    (path,) = tmp_path.glob("*/results.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {kind: len([line for line in lines if line["kind"] == kind]) for kind in kinds} == kinds
     assert "failed" not in done.stdout and "did not end" not in done.stdout

@@ -12,9 +12,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure whi
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME",
+        metavar="NAME|FILE.toml",
         help="What to measure: overhead, modes, apply, safety, accuracy, budget, in-graph, documents, tensorflow or "
-        "soak.",
+        "soak; or a file that describes a matrix over a script of your own (docs/lab.md).",
         show_default=False,
     ),
 ]
@@ -33,6 +33,15 @@ Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only the line
 Minutes = Annotated[
     float | None, typer.Option("--minutes", help="Of a soak, with faults.  [default: 30, with --quick 3]")
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="AXIS=A,B", help="Only these values of an axis: --set mode=sync --set lane=tcp,shm."),
+]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", metavar="N", help="Each cell with N seeds; the table has mean and spread.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew: do not go on with a run that was interrupted.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List what would be measured with a time each; start nothing.")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Where results and logs go.")]
 
 
@@ -51,11 +60,26 @@ def run(
     only: Only = "",
     out: Out = "runs/lab",
     minutes: Minutes = None,
+    set_: Set = None,
+    seeds: Seeds = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Measure a matrix of runs and scenarios, print its tables and write its result file."""
+    """Measure a matrix of runs and scenarios, print its tables and write its results. Interrupted, it goes on later."""
     from paceline.lab.run import Request, main
 
     request = Request(
-        matrix=name, reps=reps, steps=steps, is_quick=quick, is_short=short, only=only, out=out, minutes=minutes
+        matrix=name,
+        reps=reps,
+        steps=steps,
+        is_quick=quick,
+        is_short=short,
+        only=only,
+        out=out,
+        minutes=minutes,
+        sets=tuple(set_ or ()),
+        seeds=seeds,
+        is_fresh=fresh,
+        is_dry=dry_run,
     )
     raise typer.Exit(main(request))

@@ -75,6 +75,7 @@ def _cell(each: Topology, seed: int, recipe: tuple[str, ...]) -> Cell:
         title=f"{each.title}, seed {seed}",
         labels=(each.title, str(seed)),
         program=(SCRIPT, "--seed", str(seed), *recipe, *each.alone),
+        seed=seed,
         num_ps=each.num_ps,
         num_workers=each.num_workers,
         settings=msgspec.structs.replace(ASKED, mode=each.mode),

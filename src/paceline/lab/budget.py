@@ -28,6 +28,7 @@ def matrix(is_quick: bool = False) -> Matrix:
             title=f"{steps} steps, {num_ps} ps + 2 workers, seed {seed}",
             labels=(f"{num_ps} ps + 2 workers", str(seed)),
             program=(SCRIPT, "--train_steps", str(steps), "--seed", str(seed)),
+            seed=seed,
             num_ps=num_ps,
             num_workers=2,
             settings=Settings(run_id="", save_every="none", slow=f"worker:1={FACTOR}x"),

@@ -21,12 +21,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str  # no other cell of the matrix has it
     labels: tuple[str, ...]  # the first columns of its line
-    program: tuple[str, ...]  # the module that trains, and its arguments
+    program: tuple[str, ...]  # the module that trains, or a script's path, and its arguments
     num_workers: int
     settings: Settings
     num_ps: int = 1  # 0: no cluster; the program is one process, and is told where to leave what it tells
     limit_s: float = 120.0  # then it is ended, and has failed
     needs_bytes: int = 0  # with less memory free it is skipped
+    is_script: bool = False  # the program is a file
+    seed: int | None = None  # that the program is given, where a matrix repeats its cells over seeds
+    repetition: int | None = None  # of those that are interleaved
+    own: dict[str, str] = {}  # the program's own axes: flag and value
 
     @property
     def slowed(self) -> set[int]:
@@ -36,11 +40,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> tuple[str, ...]:
         """What one would type to have it."""
+        program = self.program if self.is_script else ("-m", *self.program)
         if not self.num_ps:
-            return ("python", "-m", *self.program)
+            return ("python", *program)
         ps = ("--ps", str(self.num_ps)) if self.num_ps > 1 else ()
         return (
-            "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), "-m", *self.program,
+            "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), *program,
         )  # fmt: skip
 
 
@@ -49,13 +54,16 @@ def flags(settings: Settings) -> list[str]:
 
     >>> flags(Settings(run_id="", mode="sync", replicas_to_aggregate=2, staleness_scale=True))
     ['--mode', 'sync', '--replicas-to-aggregate', '2', '--staleness-scale']
+    >>> flags(Settings(run_id="", soft_placement=False))
+    ['--no-soft-placement']
     """
     plain = Settings(run_id=settings.run_id, run_dir=settings.run_dir)
     said = []
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if value != getattr(plain, name):
-            said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            said += [f"--{'no-' if value is False else ''}{name.replace('_', '-')}"]
+            said += [] if isinstance(value, bool) else [str(value)]
     return said
 
 
@@ -68,7 +76,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepMs | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
-    epoch_s: float | None = None
+    first_epoch_s: float | None = None
+    epoch_s: float | None = None  # mean of the epochs after the first; with one epoch, that one
     metrics: dict[str, float | None] = {}  # what its script logged last
 
 
@@ -93,7 +102,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     ps: list[Ps] = []
     staleness: Staleness = Staleness()
     global_step: int = 0
+    wall_s: float | None = None  # from the first process to the last
     told: msgspec.Raw = msgspec.Raw(b"{}")
+    failed: str = ""  # why there is nothing to tell
 
     def others_than(self, slowed: set[int]) -> list[Worker]:
         """The workers that ran as fast as they could."""
@@ -109,6 +120,7 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     columns: tuple[str, ...]
     lines: Callable[[Runs], list[tuple[str, ...]]]  # each as long as the columns and the remark
+    has_failed: bool = False  # `lines` is also given what failed, marked so
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +132,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     line: Callable[[Cell, Finished], tuple[str, ...]]
     note: str  # how to read it
     verdicts: Verdicts | None = None
+    is_listed: bool = True  # False: only what the runs say together is shown
 
     def only(self, text: str) -> "Table":
         """The cells that have `text` in their title."""

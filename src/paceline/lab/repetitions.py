@@ -1,6 +1,7 @@
 """HOW are scenarios measured side by side? All are started once and idle on a pipe; one at a time is told to run.
 
 Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
+Repetitions that an interrupted run of the same matrix has brought to their end are taken from it.
 
 1. start all scenarios, wait until each is ready, warm each up,
 2. look how much the idle processes use, all together,
@@ -19,6 +20,7 @@ from paceline.datasets import mnist
 from paceline.errors import ClusterError
 from paceline.lab import scenario, tables
 from paceline.lab.interrupts import undisturbed
+from paceline.lab.kept import Kept
 from paceline.lab.meters import CpuMeter
 from paceline.lab.processes import Group, Times
 from paceline.lab.progress import Progress, duration
@@ -41,8 +43,9 @@ IDLE_S = 2.0
 class Repetitions:
     """The rows of one matrix."""
 
-    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress) -> None:
+    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress, kept: Kept | None = None) -> None:
         self.failures: dict[str, str] = {}
+        self._kept = kept or Kept()
         self._progress = progress
         self._matrix = matrix
         self._amounts = matrix.amounts
@@ -52,22 +55,44 @@ class Repetitions:
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
         self._divided: dict[str, list[Times]] = {}  # of scenarios that say where their time goes
-        self._others = 0.0  # cores that other programs used meanwhile
+        self._others = self._kept.others  # cores that other programs used meanwhile
+        self._plans = [scenario.plan(matrix.rows, each, self._amounts.seed) for each in range(self._amounts.reps)]
 
     def run(self, folder: Path) -> None:
         """From the first process to the table."""
+        left = self._take_kept()
+        if left:
+            self._measure_all(folder, left)
+        else:
+            self.failures |= {name: why for name, why in self._kept.failures.items() if name in self._kinds}
+        self._sum_up()
+
+    def _take_kept(self) -> list[int]:
+        """Repetitions that were measured before count; the numbers of the others come back."""
+        left = []
+        for repetition, segments in enumerate(self._plans):
+            ran = self._kept.repetition(repetition, len(segments))
+            if ran is None:
+                left.append(repetition)
+                continue
+            self._pairs += scenario.pairs(segments, [max(each.us) if each.us else None for each in ran])
+            for each in ran:
+                if each.us and each.parts:
+                    self._divided.setdefault(each.scenario, []).append(Times(us=each.us, parts=each.parts))
+        return left
+
+    def _measure_all(self, folder: Path, left: Sequence[int]) -> None:
         try:
             with Reserved() as ports:
                 self._start(folder, ports)  # 1
                 self._warm_up()
                 self._look_idle()  # 2
-                self._repeat()  # 3
+                self._repeat(left)  # 3
                 self._end()
         finally:
             with undisturbed():  # 4
                 for group in self._groups.values():
                     group.kill()
-        self._sum_up()
 
     # --- 1 ----------------------------------------------------------------------------------------------------
 
@@ -127,24 +152,29 @@ class Repetitions:
 
     # --- 3 ----------------------------------------------------------------------------------------------------
 
-    def _repeat(self) -> None:
-        reps, seed = self._amounts.reps, self._amounts.seed
-        plans = [scenario.plan(self._matrix.rows, repetition, seed) for repetition in range(reps)]
+    def _repeat(self, left: Sequence[int]) -> None:
         meter = CpuMeter(self._alive())
-        for repetition, segments in enumerate(plans):
-            later = [segment for plan in plans[repetition + 1 :] for segment in plan]
-            times: list[float | None] = []
-            for at, segment in enumerate(segments):
-                left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
-                self._progress.update(
-                    f"{self._matrix.name}: repetition {repetition + 1} of {reps}, {segment.scenario}, "
-                    f"about {duration(left_s)} left"
-                )
-                times.append(self._measure(repetition, at, segment))
-            self._pairs += scenario.pairs(segments, times)
-        _, self._others = meter.cores()
-        self._results.others(self._others)
+        try:
+            for number, repetition in enumerate(left):
+                later = [segment for each in left[number + 1 :] for segment in self._plans[each]]
+                self._once(repetition, later)
+        finally:
+            _, others = meter.cores()
+            self._others = max(self._others, others)
+            self._results.others(self._others, "rows")
         self._progress.say(f"Meanwhile other programs used {self._others:.2f} cores; 0 is what a measurement wants.")
+
+    def _once(self, repetition: int, later: Sequence[Segment]) -> None:
+        segments = self._plans[repetition]
+        times: list[float | None] = []
+        for at, segment in enumerate(segments):
+            left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
+            self._progress.update(
+                f"{self._matrix.name}: repetition {repetition + 1} of {self._amounts.reps}, {segment.scenario}, "
+                f"about {duration(left_s)} left"
+            )
+            times.append(self._measure(repetition, at, segment))
+        self._pairs += scenario.pairs(segments, times)
 
     def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
         """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""

@@ -1,35 +1,42 @@
 """HOW is a matrix measured? First its whole runs, one after the other, then its scenarios, side by side.
 
 Called by `paceline lab run`. Must never begin before it knows that there is something to measure and where to write.
+
+1. which matrix: a built-in one, or a file of the user's; what --only, --set and --seeds leave of it,
+2. what an interrupted run of the same request has measured already; --dry-run ends here,
+3. the runs, the rows; a folder with results.jsonl and results.csv.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, accuracy, scenario, soak
+from paceline.lab import MATRICES, accuracy, axes, estimate, flat, kept, scenario, soak, user_file, user_matrix
 from paceline.lab.cells import NOT_BROKEN
 from paceline.lab.interrupts import interruptible
+from paceline.lab.kept import Kept
 from paceline.lab.progress import Progress
 from paceline.lab.repetitions import Repetitions
-from paceline.lab.result import ResultFile, provenance
+from paceline.lab.result import ResultFile, provenance_of
 from paceline.lab.scenario import Matrix
 from paceline.lab.soaking import Soak
-from paceline.lab.whole_runs import WholeRuns
+from paceline.lab.whole_runs import WholeRuns, unused
 from paceline.launchers.closing import shown
 
 SOAK = "soak"
 ACCURACY = "accuracy"
+TOML = ".toml"
 MINUTES, QUICK_MINUTES = 30.0, 3.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure, how much of it, and where the results go."""
 
-    matrix: str
+    matrix: str  # a name, or the path of a TOML file
     reps: int | None = None  # None: as the matrix says
     steps: int | None = None
     is_quick: bool = False
@@ -37,34 +44,89 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     out: str = "runs/lab"
     only: str = ""  # what has this in its title
     minutes: float | None = None  # of a soak, with faults
+    sets: tuple[str, ...] = ()  # mode=sync,async
+    seeds: int | None = None
+    is_fresh: bool = False  # what an interrupted run has measured is measured again
+    is_dry: bool = False  # what would be measured is listed
 
 
 def main(request: Request) -> int:
     """Measure a matrix from start to table; the exit code comes back."""
-    matrix = checked(request)
+    matrix, left_out = chosen(request)  # 1
     plan = soak.plan(soak_minutes(request)) if request.matrix == SOAK else None
     now_s = time.time()
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    facts = provenance_of(matrix, now_s)
     out = Path(request.out).absolute()
-    results = ResultFile(out, stamp)
-    results.begin(provenance(matrix.name, matrix.amounts, now_s))
-    progress = Progress()
+    for title, why in left_out:
+        print(f"{title} is left out: {why}", flush=True)
+    earlier = kept.earlier(out, matrix.name)  # 2
+    going_on, said = (None, "") if plan is not None or request.is_fresh else kept.unfinished(earlier, facts)
+    if said:
+        print(said, flush=True)
+    done = going_on[1] if going_on else Kept()
+    if request.is_dry:
+        return listed(matrix, plan, [each for _, each in earlier], done)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
+    folder = going_on[0].parent if going_on else unused(out / f"{matrix.name}-{stamp}")
+    results = ResultFile(folder)
+    if going_on:
+        print(told_kept(matrix, done), flush=True)
+    else:
+        results.begin(facts)
+    return carried_out(matrix, plan, results, done)
+
+
+def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, done: Kept) -> int:
+    """3. All of it, to the end or to Ctrl+C; the files are whole either way."""
+    folder, progress = results.path.parent, Progress()
     try:
         with interruptible():
             if plan is not None:
-                return Soak(plan, out / stamp, results, progress).run()
-            return measure(matrix, out / stamp, results, progress)
+                code = Soak(plan, folder, results, progress).run()
+            else:
+                code = measure(matrix, folder, results, progress, done)
+            results.end()
+            return code
     except KeyboardInterrupt:
-        progress.say("Interrupted: everything was ended.")
+        again = "" if plan else " The same command goes on where this one ended."
+        progress.say(f"Interrupted: everything was ended.{again}")
         return EXIT_INTERRUPTED
     finally:
         progress.close()
         results.close()
+        flat.write(folder)
         print(f"Results: {shown(results.path)}", flush=True)
 
 
+def chosen(request: Request) -> tuple[Matrix, tuple[tuple[str, str], ...]]:
+    """The matrix that was asked for, and the combinations that make no sense; a UsageError before anything is made."""
+    if not request.matrix.endswith(TOML):
+        return checked(request), ()
+    for flag, is_given in (
+        ("--minutes is for a soak", request.minutes is not None),
+        (f"--short is for {ACCURACY}", request.is_short),
+        ("--steps is for built-in matrices", request.steps is not None),
+    ):
+        if is_given:
+            raise UsageError(f"{flag}, not for {request.matrix}; leave it out.")
+    asked = user_file.load(Path(request.matrix))
+    if asked.name in (*MATRICES, SOAK):
+        raise UsageError(
+            f"{request.matrix} has the name {asked.name!r} of a built-in matrix; give it another: name = …"
+        )
+    asked = user_file.replaced(asked, axes.parse_sets(request.sets))
+    if request.seeds is not None:
+        asked = msgspec.structs.replace(asked, seeds=tuple(range(_at_least_one("--seeds", request.seeds))))
+    if request.reps is not None and asked.beside is None:
+        raise UsageError(f"--reps is for ratios, and {request.matrix} has no `beside`; take --seeds, or add it.")
+    reps = None if request.reps is None else _at_least_one("--reps", request.reps)
+    is_quick = request.is_quick
+    found = user_matrix.made(asked, is_quick, reps, 1 if is_quick and request.seeds is None else None)
+    return _only(found.matrix, request.only), found.left_out
+
+
 def checked(request: Request) -> Matrix:
-    """The matrix that was asked for, or a UsageError before anything is made."""
+    """The built-in matrix that was asked for, or a UsageError before anything is made."""
     if request.minutes is not None and request.matrix != SOAK:
         raise UsageError(f"--minutes is for a soak, not for {request.matrix}; leave it out.")
     if request.is_short and request.matrix != ACCURACY:
@@ -72,7 +134,10 @@ def checked(request: Request) -> Matrix:
     if request.matrix == SOAK:
         return Matrix(name=SOAK)
     if request.matrix not in MATRICES:
-        raise UsageError(f"There is no matrix {request.matrix!r}; {hint(request.matrix, [*MATRICES, SOAK])}.")
+        known = hint(request.matrix, [*MATRICES, SOAK])
+        raise UsageError(
+            f"There is no matrix {request.matrix!r}; {known}; or give a file of your own that ends in .toml."
+        )
     whole = MATRICES[request.matrix](request.is_quick)
     if request.is_short:
         whole = accuracy.matrix(request.is_quick, is_short=True)
@@ -84,32 +149,86 @@ def checked(request: Request) -> Matrix:
     )
     if amounts.reps < 1 or amounts.steps < 1:
         raise UsageError("--reps and --steps must be at least 1.")
-    matrix = scenario.only(msgspec.structs.replace(whole, amounts=amounts), request.only)
+    few = axes.restricted(msgspec.structs.replace(whole, amounts=amounts), axes.parse_sets(request.sets))
+    if request.seeds is not None:
+        few = axes.first_seeds(few, _at_least_one("--seeds", request.seeds))
+    return _only(few, request.only)
+
+
+def _only(whole: Matrix, text: str) -> Matrix:
+    matrix = scenario.only(whole, text)
     if not matrix.titles:
         titles = "; ".join(whole.titles)
-        raise UsageError(f"Nothing in {whole.name} has {request.only!r} in its title; there is: {titles}.")
+        raise UsageError(f"Nothing in {whole.name} has {text!r} in its title; there is: {titles}.")
     return matrix
+
+
+def _at_least_one(flag: str, value: int) -> int:
+    if value < 1:
+        raise UsageError(f"{flag} is {value}; it must be at least 1.")
+    return value
 
 
 def soak_minutes(request: Request) -> float:
     """How long it is to have faults; refused before anything is made."""
     if request.reps is not None or request.steps is not None or request.only:
         raise UsageError("A soak is one run: --reps, --steps and --only are for what is measured side by side.")
+    if request.sets or request.seeds is not None:
+        raise UsageError("A soak is one run: --set and --seeds are for matrices with cells.")
     minutes = request.minutes or (QUICK_MINUTES if request.is_quick else MINUTES)
     if not 0 < minutes <= 24 * 60:
         raise UsageError(f"--minutes is {minutes:g}; it must be above 0, and a day at most.")
     return minutes
 
 
-def measure(matrix: Matrix, folder: Path, results: ResultFile, progress: Progress) -> int:
-    """All of it; what failed has said so, and decides the exit code."""
+def listed(matrix: Matrix, plan: soak.Plan | None, earlier: Sequence[Kept], done: Kept) -> int:
+    """What would be measured, with a time each; nothing is started."""
+    if plan is not None:
+        found = [estimate.Estimate(SOAK, plan.references * plan.reference_s + plan.total_s, "its own plan")]
+    else:
+        cells = [cell for table in matrix.tables for cell in table.cells]
+        skipped = [cell.title for cell in cells if done.of(cell) is not None]
+        ran = [cell for each in earlier for cell in each.cells.values()]  # the newest first
+        us: dict[str, float] = {}
+        for each in earlier:
+            us = {**each.segment_us(), **us}
+        left = repetitions_left(matrix, done)
+        found = estimate.of_cells(matrix, ran, skipped) + estimate.of_rows(matrix, us, left)
+    progress = Progress()
+    progress.table(matrix.name, estimate.COLUMNS, estimate.lines(found))
+    progress.say(estimate.in_all(found))
+    progress.close()
+    return EXIT_OK
+
+
+def repetitions_left(matrix: Matrix, done: Kept) -> list[int]:
+    """The repetitions of the rows that did not come to their end before."""
+    if not matrix.rows:
+        return []
+    plans = [scenario.plan(matrix.rows, each, matrix.amounts.seed) for each in range(matrix.amounts.reps)]
+    return [number for number, each in enumerate(plans) if done.repetition(number, len(each)) is None]
+
+
+def told_kept(matrix: Matrix, done: Kept) -> str:
+    """How much is skipped."""
+    cells = [cell for table in matrix.tables for cell in table.cells]
+    skipped = sum(done.of(cell) is not None for cell in cells)
+    parts = [f"{skipped} of {len(cells)} runs"] if cells else []
+    if matrix.rows:
+        reps = matrix.amounts.reps
+        parts.append(f"{reps - len(repetitions_left(matrix, done))} of {reps} repetitions of the rows")
+    return f"Measured already, and skipped: {' and '.join(parts)}."
+
+
+def measure(matrix: Matrix, folder: Path, results: ResultFile, progress: Progress, done: Kept | None = None) -> int:
+    """All of it that was not done before; what failed has said so, and decides the exit code."""
     failures: dict[str, str] = {}
     if matrix.tables:
-        runs = WholeRuns(matrix, results, progress)
+        runs = WholeRuns(matrix, results, progress, done)
         runs.run(folder)
         failures |= runs.failures
     if matrix.rows:
-        repetitions = Repetitions(matrix, results, progress)
+        repetitions = Repetitions(matrix, results, progress, done)
         repetitions.run(folder)
         failures |= repetitions.failures
     is_broken = any(not cause.startswith(NOT_BROKEN) for cause in failures.values())

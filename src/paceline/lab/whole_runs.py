@@ -1,6 +1,7 @@
 """HOW is a mode measured from start to end? Each cell is one `paceline run` of its own, one after the other.
 
 Called by lab/run. A failing run must never stop the rest, and nothing may be left running.
+What an interrupted run of the same matrix has measured is taken from it.
 
 1. start `paceline run`, wait until it has ended, or end it when it takes too long,
 2. read summary.json and what the script told,
@@ -20,6 +21,7 @@ from paceline.errors import ClusterError
 from paceline.lab.cells import REMARK, Cell, Finished, Runs, Table, Verdicts
 from paceline.lab.curves import TOLD
 from paceline.lab.interrupts import undisturbed
+from paceline.lab.kept import Kept
 from paceline.lab.meters import RunMeter
 from paceline.lab.processes import Failed, Process
 from paceline.lab.progress import Progress, duration
@@ -31,18 +33,22 @@ from paceline.telemetry.paths import RunPaths
 
 LOOK_S = 1.0
 END_S = 10.0
+TOLD_LINES = 6  # of a traceback
 
 
 class WholeRuns:
     """The tables of whole runs of one matrix."""
 
-    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress) -> None:
+    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress, kept: Kept | None = None) -> None:
         self.failures: dict[str, str] = {}
         self._matrix = matrix
         self._results = results
         self._progress = progress
-        self._count = sum(len(table.cells) for table in matrix.tables)
-        self._done = 0
+        self._kept = kept or Kept()
+        cells = [cell for table in matrix.tables for cell in table.cells]
+        self._count = len(cells)
+        self._skipped = sum(self._kept.of(cell) is not None for cell in cells)
+        self._done = 0  # of those that are not skipped
         self._began_s = time.monotonic()
         self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -52,38 +58,55 @@ class WholeRuns:
         for table in self._matrix.tables:
             lines, ended = [], []
             for cell in table.cells:
-                line, done = self._line(table, cell, RunPaths(folder / slug(cell.title)))
+                line, done = self._line(table, cell, folder)
                 lines.append(line)
-                ended += [(cell, done)] if done is not None else []
-                self._done += 1
-            self._progress.table(table.title, table.head, lines)  # 3
-            self._progress.say(table.note)
+                ended.append((cell, done))
+            if table.is_listed:
+                self._progress.table(table.title, table.head, lines)  # 3
+                self._progress.say(table.note)
             if table.verdicts is not None:
                 self._judge(table.verdicts, ended)
+            if not table.is_listed:
+                self._progress.say(table.note)
+        if self._skipped == self._count:
+            return
         others = meter.others()
         self._results.others(others)
         self._progress.say(f"Meanwhile other programs used {others:.2f} cores; 0 is what a measurement wants.")
 
     def _judge(self, verdicts: Verdicts, ended: Runs) -> None:
-        """What the runs that came to their end say together."""
-        head, lines = (*verdicts.columns, REMARK), verdicts.lines(ended)
+        """What the runs that came to their end say together; with those that did not, where that is asked for."""
+        told = [(cell, done) for cell, done in ended if verdicts.has_failed or not done.failed]
+        head, lines = (*verdicts.columns, REMARK), verdicts.lines(told)
         self._progress.table(verdicts.title, head, lines)
         self._results.verdicts(verdicts.title, head, lines)
 
-    def _line(self, table: Table, cell: Cell, paths: RunPaths) -> tuple[tuple[str, ...], Finished | None]:
-        """A cell's line; with it what the run left, unless it failed."""
+    def _line(self, table: Table, cell: Cell, folder: Path) -> tuple[tuple[str, ...], Finished]:
+        """A cell's line; with it what the run left, or why it failed."""
+        kept = self._kept.of(cell)
+        if kept is not None:
+            return (*cell.labels, *table.line(cell, kept)), kept
+        paths = RunPaths(unused(folder / slug(cell.title)))
+        began_s = time.monotonic()
         try:
             check_memory(cell, psutil.virtual_memory().available)
             self._start_and_wait(cell, paths)
             done = read(paths, is_alone=not cell.num_ps)
             line = (*cell.labels, *table.line(cell, done))
         except (ClusterError, OSError, msgspec.MsgspecError) as error:
-            self.failures[cell.title] = str(error)
-            self._results.failed(cell.title, str(error))
-            self._progress.say(f"{cell.title}: {error}")
-            return table.blank(cell, str(error)), None
-        self._results.cell(table, cell, done, line)
+            self._fail(cell, paths, str(error))
+            return table.blank(cell, str(error)), Finished(failed=str(error))
+        finally:
+            self._done += 1
+        self._results.cell(table, cell, done, line, time.monotonic() - began_s)
         return line, done
+
+    def _fail(self, cell: Cell, paths: RunPaths, why: str) -> None:
+        """This cell is over, and says where its script stood; the rest goes on."""
+        self.failures[cell.title] = why
+        traceback = last_words(paths)
+        self._results.failed(cell.title, why, traceback)
+        self._progress.say("\n".join([f"{cell.title}: {why}", *(f"  {line}" for line in traceback[-TOLD_LINES:])]))
 
     def _start_and_wait(self, cell: Cell, paths: RunPaths) -> None:
         """1. The launcher ends its tasks; a Ctrl+C here is handed on to it."""
@@ -103,7 +126,8 @@ class WholeRuns:
         while not process.is_gone(LOOK_S):
             passed_s = time.monotonic() - began_s
             self._progress.update(
-                f"{self._matrix.name}: run {self._done + 1} of {self._count}, {cell.title}, {duration(passed_s)}, "
+                f"{self._matrix.name}: run {self._skipped + self._done + 1} of {self._count}, {cell.title}, "
+                f"{duration(passed_s)}, "
                 f"{self._left(passed_s)}"
             )
             if passed_s > cell.limit_s:
@@ -112,19 +136,28 @@ class WholeRuns:
     def _left(self, passed_s: float) -> str:
         """How long it will still take, if the runs that remain take as long as those before them."""
         then = ", then the rows side by side" if self._matrix.rows else ""
+        left = self._count - self._skipped - self._done - 1
         if not self._done:
-            return f"{self._count - 1} runs left{then}"
+            return f"{left} runs left{then}"
         each_s = (time.monotonic() - self._began_s - passed_s) / self._done
-        left_s = max(0.0, each_s - passed_s) + each_s * (self._count - self._done - 1)
+        left_s = max(0.0, each_s - passed_s) + each_s * left
         return f"about {duration(left_s)} left{then}"
 
 
 def command_of(cell: Cell, paths: RunPaths) -> list[str]:
     """What is started: the cell's own command, and where its results go."""
-    python = [sys.executable, "-P", "-m"]
     if not cell.num_ps:
-        return [*python, *cell.program, "--told", str(paths.root / TOLD)]
-    return [*python, *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
+        return [sys.executable, "-P", *cell.command[1:], "--told", str(paths.root / TOLD)]
+    return [sys.executable, "-P", "-m", *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
+
+
+def unused(folder: Path) -> Path:
+    """This folder, or one beside it: in the first an interrupted run may have left something."""
+    number, found = 1, folder
+    while found.exists():
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
 
 
 def check_memory(cell: Cell, available_bytes: int) -> None:
@@ -148,13 +181,26 @@ class Ended(msgspec.Struct, frozen=True):
     lost: list[str] = []
 
 
+def last_words(paths: RunPaths) -> list[str]:
+    """The traceback of the task that failed first; nothing, if there is none."""
+    try:
+        ended = msgspec.json.decode(paths.summary.read_bytes(), type=Ended)
+        found = closing.reason(paths.logs(Task.parse(ended.lost[0])))
+    except (OSError, msgspec.MsgspecError, IndexError):
+        return []
+    return found if found and closing.TRACEBACK in found[0] else []
+
+
 def cause(paths: RunPaths, process: Process) -> str:
     """Why a run failed, in a sentence: as the first task that failed told it, else as the launcher did."""
     try:
         ended = msgspec.json.decode(paths.summary.read_bytes(), type=Ended)
-        log = paths.logs(Task.parse(ended.lost[0]))
-    except (OSError, msgspec.MsgspecError, IndexError):
+    except (OSError, msgspec.MsgspecError):
         return process.cause()
+    if not ended.lost:
+        told = f"{ended.error}; its log: {closing.shown(process.log)}"
+        return told if ended.error else process.cause()
+    log = paths.logs(Task.parse(ended.lost[0]))
     reason = closing.reason(log)
     why = closing.gist(reason) or (reason[-1] if reason else "")
     return f"{ended.error}{f' ({why})' if why else ''}; its log: {closing.shown(log)}"

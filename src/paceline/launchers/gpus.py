@@ -32,6 +32,22 @@ def present() -> int:
         pynvml.nvmlShutdown()
 
 
+def models() -> list[str]:
+    """What the driver calls each card; nothing without a driver."""
+    import pynvml
+
+    if not present():
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(present())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def cards(environ: Mapping[str, str] | None = None) -> int:
     """How many cards a task of this host will see, unless its script says otherwise."""
     return len(visible((os.environ if environ is None else environ).get(VISIBLE), present()))

@@ -1,0 +1,169 @@
+"""WHAT of an interrupted run need not be measured again? The newest one of the same matrix, if nothing has changed.
+
+Called by lab/run before it begins; lab/whole_runs and lab/repetitions ask what they may skip. Must never put results of
+another version, commit, machine or request together with new ones: it says that they differ.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from paceline.lab.cells import Cell, Finished
+from paceline.lab.result import NAME, Provenance
+from paceline.launchers.closing import shown
+
+SAME = {  # what must not have changed, and what it is called
+    "paceline": "version of paceline",
+    "commit": "commit",
+    "changes": "state of the source files",
+    "plan": "request",
+    "torch": "version of torch",
+    "python": "version of Python",
+    "cpu": "processor",
+    "cores": "number of cores",
+    "gpus": "set of GPUs",
+}
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """As much of any line as says what it is."""
+
+    kind: str
+
+
+class RanCell(Finished, frozen=True, kw_only=True):
+    """A whole run that has ended well."""
+
+    title: str
+    labels: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    seed: int | None = None
+    repetition: int | None = None
+    seconds: float = 0.0
+
+
+class RanSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a repetition; without times it failed."""
+
+    repetition: int
+    at: int
+    scenario: str
+    us: list[float] | None = None
+    along_us: list[float] = []
+    parts: dict[str, float] = {}
+
+
+class RanFailed(msgspec.Struct, frozen=True, kw_only=True):
+    scenario: str
+    cause: str
+
+
+class RanOthers(msgspec.Struct, frozen=True, kw_only=True):
+    cores: float
+    of: str = "runs"
+
+
+class Kept:
+    """What the lines of a result file say was measured; nothing, for a run that begins."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.facts: Provenance | None = None
+        self.is_ended = False
+        self.failures: dict[str, str] = {}  # of scenarios and cells, by name
+        self.others = 0.0  # cores that other programs used while rows were measured
+        self.cells: dict[str, RanCell] = {}
+        self._repetitions: dict[int, dict[int, RanSegment]] = {}
+        for line in _lines(path) if path is not None else ():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            kind = msgspec.json.decode(line, type=Line).kind
+            if kind == "provenance":
+                self.facts = msgspec.json.decode(line, type=Provenance)
+            elif kind == "cell":
+                ran = msgspec.json.decode(line, type=RanCell)
+                self.cells[ran.title] = ran
+            elif kind == "segment":
+                segment = msgspec.json.decode(line, type=RanSegment)
+                self._repetitions.setdefault(segment.repetition, {})[segment.at] = segment
+            elif kind == "failed":
+                failed = msgspec.json.decode(line, type=RanFailed)
+                self.failures[failed.scenario] = failed.cause
+            elif kind == "others":
+                others = msgspec.json.decode(line, type=RanOthers)
+                self.others = max(self.others, others.cores if others.of == "rows" else 0.0)
+            self.is_ended = kind == "end"
+        except msgspec.MsgspecError:
+            return  # half a line: whoever wrote it was killed
+
+    def of(self, cell: Cell) -> Finished | None:
+        """What this very cell left; None: it is to run."""
+        ran = self.cells.get(cell.title)
+        if ran is None or (ran.command, ran.seed, ran.repetition) != (cell.command, cell.seed, cell.repetition):
+            return None
+        fields = {name: getattr(ran, name) for name in Finished.__struct_fields__}
+        return Finished(**fields)
+
+    def repetition(self, number: int, num_segments: int) -> list[RanSegment] | None:
+        """All segments of a repetition in their order; None: it did not come to its end."""
+        found = self._repetitions.get(number, {})
+        return [found[at] for at in range(num_segments)] if set(found) >= set(range(num_segments)) else None
+
+    def segment_us(self) -> dict[str, float]:
+        """How long a step of every scenario took last, in the slowest worker."""
+        last = [each for found in self._repetitions.values() for each in found.values() if each.us]
+        return {each.scenario: max(each.us) for each in last if each.us}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        yield from path.read_bytes().splitlines()
+    except OSError:
+        return
+
+
+def earlier(out: Path, matrix: str) -> list[tuple[Path, Kept]]:
+    """The result files of this matrix, the newest first."""
+    found = []
+    for path in sorted(out.glob(f"{matrix}-*/{NAME}"), key=lambda each: each.parent.name, reverse=True):
+        kept = Kept(path)
+        if kept.facts is not None and kept.facts.matrix == matrix:
+            found.append((path, kept))
+    return found
+
+
+def unfinished(files: list[tuple[Path, Kept]], facts: Provenance) -> tuple[tuple[Path, Kept] | None, str]:
+    """The file to go on with, if the newest one of the same request has not ended; with it what is to be said."""
+    said = ""
+    for path, kept in files:
+        assert kept.facts is not None
+        other = differences(kept.facts, facts)
+        if not other and kept.is_ended:
+            break
+        if kept.is_ended or is_held(path):
+            continue
+        if not other:
+            return (path, kept), f"Going on with {shown(path.parent)}, which was not finished; --fresh begins anew."
+        if not said:
+            said = f"{shown(path.parent)} was not finished, but with another {other[0]}; nothing of it is taken."
+    return None, said
+
+
+def differences(before: Provenance, now: Provenance) -> list[str]:
+    """What has changed, in words."""
+    return [told for name, told in SAME.items() if getattr(before, name) != getattr(now, name)]
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody is measuring into this file now."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,322 @@
+"""DOES a matrix of one's own become the right cells? Files, axes, --set, seeds, lines; mistakes are sentences."""
+
+import doctest
+import re
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.cli.main import main as cli
+from paceline.errors import EXIT_USAGE, UsageError
+from paceline.lab import MATRICES, axes, user_file, user_matrix
+from paceline.lab.cells import Cell, Finished, Staleness, Worker
+from paceline.lab.run import Request, chosen
+from paceline.lab.scenario import Matrix
+from paceline.lab.user_file import line_of, parse
+from paceline.telemetry.records import StepMs
+
+ROOT = Path(__file__).parents[2]
+SMALL = 'script = "train.py"\n'
+
+
+@pytest.mark.parametrize(
+    "name", ["user_file", "user_matrix", "axes", "figures", "estimate", "kept", "flat", "result", "run"]
+)
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
+
+
+def made(text: str, **fields: object) -> Matrix:
+    return user_matrix.made(parse(SMALL + text, "mine.toml"), **fields).matrix  # type: ignore[arg-type]
+
+
+def cells_of(text: str, **fields: object) -> tuple[Cell, ...]:
+    (table,) = made(text, **fields).tables
+    return table.cells
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+
+def test_every_combination_is_a_cell_with_its_command() -> None:
+    cells = cells_of('[axes]\nps = [1, 2]\nworkers = 2\nmode = ["async", "sync"]\nlane = ["shm"]')
+    assert [cell.title for cell in cells] == [
+        f"{ps} ps + 2 workers, {mode}, shm" for ps in (1, 2) for mode in ("async", "sync")
+    ]
+    assert " ".join(cells[-1].command) == (
+        "paceline run --ps 2 --workers 2 --mode sync --lane shm --save-every none train.py"
+    )
+
+
+def test_without_axes_there_is_one_cell() -> None:
+    (cell,) = cells_of('args = ["--epochs", 2]')
+    assert (cell.num_ps, cell.num_workers, cell.program) == (1, 2, ("train.py", "--epochs", "2"))
+
+
+def test_the_scripts_own_axes_are_its_flags() -> None:
+    cells = cells_of('[axes.args]\nsize = [1000, 60000]\ndeep = [true, false]\nmodel = ["", "cnn"]')
+    assert len(cells) == 8
+    assert cells[0].program == ("train.py", "--size", "1000", "--deep")
+    assert cells[-1].program == ("train.py", "--size", "60000", "--model", "cnn")
+    assert cells[-1].title == "1 ps + 2 workers, size 60000, model cnn" and cells[0].own["size"] == "1000"
+
+
+def test_a_combination_without_sense_is_left_out_and_said() -> None:
+    asked = parse(SMALL + '[axes]\nworkers = [1, 2]\nslow = ["", "worker:1=4x"]', "mine.toml")
+    found = user_matrix.made(asked)
+    assert len(found.matrix.titles) == 3
+    ((title, why),) = found.left_out
+    assert title == "1 ps + 1 worker, slow worker:1=4x" and "worker:1" in why
+
+
+@pytest.mark.parametrize(
+    ("axis", "told"),
+    [
+        ('mode = ["sync", "asink"]', "No combination with mode = 'asink' makes sense: Unknown mode 'asink'; did you"),
+        ('lane = ["inproc"]', "No combination of mine's axes makes sense: Lane inproc is for tests"),
+        ("workers = [" + ", ".join(map(str, range(1, 10002))) + "]", "mine has 10001 combinations; 10000 are the most"),
+        ("staleness = [3]", "No combination of mine's axes makes sense: --staleness only makes sense with --mode"),
+    ],
+)
+def test_a_value_that_fits_nothing_is_refused(axis: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{told}"):
+        made(f'name = "mine"\n[axes]\n{axis}')
+
+
+def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
+    cells = cells_of("seeds = 2\n[axes]\nworkers = [1, 2]")
+    assert [(cell.num_workers, cell.seed) for cell in cells] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    assert cells[-1].program == ("train.py", "--seed", "1") and cells[-1].title == "1 ps + 2 workers, seed 1"
+    assert cells_of('seeds = [7]\nseed_flag = "--random"')[0].program == ("train.py", "--random", "7")
+    assert cells_of('seeds = [7]\nseed_flag = ""')[0].program == ("train.py",)
+
+
+def test_ratios_are_interleaved_with_an_a_a_row() -> None:
+    text = 'seeds = 2\nbeside = { mode = "sync" }\n[axes]\nmode = ["async", "sync"]'
+    cells = cells_of(text)
+    assert len(cells) == 7 * 3
+    orders = []
+    for repetition in range(7):
+        now = [cell for cell in cells if cell.repetition == repetition]
+        assert sorted(cell.labels[0] for cell in now) == [
+            "1 ps + 2 workers, async", "1 ps + 2 workers, sync", "A/A: 1 ps + 2 workers, sync",
+        ]  # fmt: skip
+        assert {cell.seed for cell in now} == {repetition % 2}
+        orders.append(tuple(cell.labels[0] for cell in now))
+    assert len(set(orders)) > 1
+    assert len(cells_of(text, is_quick=True)) == 3 * 3 and len(cells_of(text, reps=1)) == 3
+    titles = [cell.title for cell in cells]
+    assert len(set(titles)) == len(titles)
+
+
+# --- lines --------------------------------------------------------------------------------------------------------
+
+
+def left(epoch_s: float, accuracy: float = 0.5) -> Finished:
+    workers = [
+        Worker(
+            index=index,
+            steps=10,
+            discarded=index,
+            step_ms=StepMs(1.0 + index, 9.0),
+            first_epoch_s=9.0,
+            epoch_s=epoch_s,
+            samples_per_s=100.0,
+            metrics={"accuracy": accuracy},
+        )
+        for index in range(2)
+    ]
+    return Finished(workers=workers, staleness=Staleness(mean=0.5), wall_s=12.0)
+
+
+def shown(matrix: Matrix, done: dict[str, Finished]) -> list[dict[str, str]]:
+    """The lines of the matrix when the cells whose title begins so left that."""
+    (table,) = matrix.tables
+    assert table.verdicts is not None
+    ended = [(cell, next(each for begin, each in done.items() if cell.title.startswith(begin))) for cell in table.cells]
+    head = (*table.verdicts.columns, "remark")
+    return [dict(zip(head, line, strict=True)) for line in table.verdicts.lines(ended)]
+
+
+def test_seeds_become_a_mean_and_a_spread() -> None:
+    matrix = made("seeds = 2")
+    (line,) = shown(matrix, {"1 ps + 2 workers, seed 0": left(1.0, 0.7), "1 ps + 2 workers, seed 1": left(2.0, 0.9)})
+    assert line["runs"] == "2" and line["epoch s"] == "1.500 (1.000-2.000)"
+    assert line["epoch 1 s"] == "9.000 (9.000-9.000)", "the first epoch is on its own"
+    assert line["logged"] == "accuracy 0.8000 (0.7000-0.9000)" and line["discarded"] == "5.0 %"
+    assert line["step ms"].startswith("2.000"), "of the slowest worker"
+
+
+def test_ratios_are_lower_quartiles_against_the_same_repetition() -> None:
+    matrix = made('reps = 2\nbeside = { mode = "sync" }\n[axes]\nmode = ["async", "sync"]')
+    done = {
+        "1 ps + 2 workers, sync, repetition 1": left(1.0),
+        "1 ps + 2 workers, sync, repetition 2": left(10.0),
+        "1 ps + 2 workers, async, repetition 1": left(2.0),
+        "1 ps + 2 workers, async, repetition 2": left(40.0),
+        "A/A": left(1.0),
+    }
+    again, beside, line = shown(matrix, done)
+    assert (line["ratio"], line["spread"]) == ("2.500", "1.000") and beside["ratio"] == "1.000"
+    assert again["configuration"] == "A/A: 1 ps + 2 workers, sync" and again["ratio"] == "0.325"
+
+
+def test_what_failed_is_marked_and_one_epoch_is_no_steady_figure() -> None:
+    matrix = made('reps = 1\nbeside = { mode = "sync" }\n[axes]\nmode = ["async", "sync"]')
+    one = left(9.0)
+    _, _, line = shown(matrix, {"1 ps + 2 workers, async": Finished(failed="it burned"), "": one})
+    assert line["remark"] == "failed: 1 of 1 runs: it burned" and line["runs"] == "0" and line["ratio"] == "-"
+    _, beside, _ = shown(matrix, {"": one})
+    assert beside["epoch s"] == "-" and beside["remark"] == "no epoch_s to compare"
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('script = "a.py"\nargs = [', r"line 2: "),
+        ('script = "a.py"\nseeds 3', r"line 2: 'seeds 3' is no TOML: Expected '='"),
+        ('scrpt = "a.py"', r"line 1: there is no key 'scrpt'; did you mean 'script'\?"),
+        ("seeds = 3", r"has no key 'script'; say which script"),
+        ("script = 3", r"line 1: script is 3; it must be a text in quotes"),
+        (SMALL + '[axes]\nmod = ["sync"]', r"line 3: there is no axis 'mod'; did you mean 'mode'\?"),
+        (SMALL + "[axes]\nmode = []", r"line 3: axis mode is empty"),
+        (SMALL + "[axes]\n\nworkers = [0]", r"line 4: axis workers has 0; it must be a whole number"),
+        (SMALL + "[axes]\nworkers = ['2']", r"line 3: axis workers has '2'"),
+        (SMALL + "[axes]\nkeep = ['a']", r"line 3: axis keep has 'a': expected `int`, got `str`"),
+        (SMALL + "[axes]\nmode = ['sync', 'sync']", r"line 3: axis mode has a value twice"),
+        (SMALL + "[axes.args]\nsize = []", r"line 3: axis args.size is empty"),
+        (SMALL + "[axes.args]\nsize = [[1]]", r"line 3: axis args.size has \[1\]; a value is a text"),
+        (SMALL + "axes = 3", r"line 2: axes is 3; it must be a table"),
+        (SMALL + "seeds = 0", r"line 2: seeds is 0"),
+        (SMALL + "seeds = ['a']", r"line 2: seeds is \['a'\]"),
+        (SMALL + "limit_s = -1", r"line 2: limit_s is -1"),
+        (SMALL + "reps = 0", r"line 2: reps is 0"),
+        (SMALL + "args = 'x'", r"line 2: args is 'x'; it must be a list"),
+        (SMALL + "name = 'a/b'", r"line 2: name is 'a/b'"),
+        (SMALL + "compare = 'epoch'", r"line 2: compare is 'epoch'; did you mean 'epoch_s'\?"),
+        (SMALL + "beside = { lane = 'tcp' }", r"line 2: beside names 'lane', which is no axis here"),
+        (SMALL + "beside = { ps = 3 }\n[axes]\nps = [1, 2]", r"line 2: beside has ps = 3, and the axis has 1, 2"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"^mine\.toml,? .*{told}|^mine\.toml {told}") as raised:
+        parse(text, "mine.toml")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_line_is_found_below_its_table() -> None:
+    text = 'mode = 1\n[other]\nmode = 2\n[axes]\n"mode" = 3\n[axes.args]\nmode = 4'
+    assert [line_of(text, *path) for path in [("mode",), ("axes", "mode"), ("axes", "args", "mode")]] == [1, 5, 7]
+    assert line_of(text, "axes", "lane") == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "There is no file "),
+        ('script = "nowhere.py"', "line 1: script is 'nowhere.py', and there is no file "),
+        ('name = "modes"\nscript = "train.py"', "has the name 'modes' of a built-in matrix"),
+    ],
+)
+def test_a_file_that_cannot_be_run_ends_with_2(
+    text: str | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    if text is not None:
+        (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        cli(["lab", "run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")])
+    assert ended.value.code == EXIT_USAGE
+    assert told in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# --- --set and --seeds --------------------------------------------------------------------------------------------
+
+
+def test_set_replaces_the_axes_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL + "beside = { workers = 1 }\n[axes]\nworkers = [1, 2]\n[axes.args]\nsize = [10]")
+    asked = Request(matrix=str(path), sets=("mode=sync", "size=20", "workers=1,3"), is_quick=True, reps=1)
+    matrix, _ = chosen(asked)
+    labels = {cell.labels[0] for cell in matrix.tables[0].cells}
+    assert "1 ps + 3 workers, sync, size 20" in labels and len(labels) == 3
+    for sets, told in (
+        ("workers=2", "--set leaves out workers=1, which the others are compared with"),
+        ("wrokers=2", "there is no axis 'wrokers'; did you mean 'workers'"),
+        ("workers=two", "workers has 'two'; it must be a whole number"),
+        ("workers", "write it as --set mode=sync,async"),
+        ("mode=sync,sync", "has a value twice"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            chosen(Request(matrix=str(path), sets=(sets,)))
+    with pytest.raises(UsageError, match="names mode twice"):
+        chosen(Request(matrix=str(path), sets=("mode=sync", "mode=async")))
+
+
+def test_set_restricts_a_built_in_matrix() -> None:
+    overhead, _ = chosen(Request(matrix="overhead", sets=("lane=tcp",)))
+    titles = [row.title for row in overhead.rows]
+    assert titles[0].startswith("A/A") and titles[1] == "1 ps + 1 worker, tcp" and len(titles) == 2
+    modes, _ = chosen(Request(matrix="modes", sets=("mode=sync", "workers=2")))
+    assert {(cell.settings.mode, cell.num_workers) for table in modes.tables for cell in table.cells} == {("sync", 2)}
+    accuracy, _ = chosen(Request(matrix="accuracy", sets=("mode=sync",), seeds=1))
+    assert {(cell.num_ps > 0, cell.seed) for cell in accuracy.tables[0].cells} == {(True, 1), (False, 1)}
+    for matrix, sets, told in (
+        ("overhead", "colour=red", "overhead has no axis 'colour' whose values differ; valid: ps, workers, mode, lane"),
+        ("overhead", "lane=tpc", "no line of overhead has lane=tpc; did you mean 'tcp'?"),
+        ("documents", "mode=sync", "documents has no axis 'mode' whose values differ; it has none: take --only"),
+        ("modes", "lane=tcp", "modes has no axis 'lane' whose values differ"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            chosen(Request(matrix=matrix, sets=(sets,)))
+
+
+def test_seeds_of_built_in_matrices() -> None:
+    seeds = {cell.seed for cell in chosen(Request(matrix="accuracy", seeds=2))[0].tables[0].cells}
+    assert seeds == {1, 2}
+    for matrix, count, told in (
+        ("accuracy", 9, "--seeds is 9, and accuracy has 5: 1, 2, 3, 4, 5."),
+        ("accuracy", 0, "--seeds is 0; it must be at least 1."),
+        ("modes", 2, "modes is not repeated over seeds"),
+        ("soak", 2, "A soak is one run: --set and --seeds"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            cli_like(Request(matrix=matrix, seeds=count))
+
+
+def cli_like(request: Request) -> None:
+    from paceline.lab.run import main
+
+    main(msgspec.structs.replace(request, is_dry=True))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_axes_of_every_matrix_can_be_set(name: str) -> None:
+    matrix = MATRICES[name](True)
+    for axis, values in axes.axes_of(matrix).items():
+        assert all(axes.restricted(matrix, {axis: [value]}).titles for value in values)
+
+
+# --- the example and the page -------------------------------------------------------------------------------------
+
+
+def test_the_example_is_what_it_says() -> None:
+    matrix, left_out = chosen(Request(matrix=str(ROOT / "examples" / "lab.toml"), is_quick=True))
+    labels = {cell.labels[0] for cell in matrix.tables[0].cells}
+    cells = {f"1 ps + {who}, {mode}" for who in ("1 worker", "2 workers") for mode in ("async", "sync")}
+    assert labels == {*cells, "A/A: 1 ps + 1 worker, async"} and not left_out
+
+
+def test_the_example_of_the_page_is_understood() -> None:
+    """All keys that there are, and nothing else."""
+    page = (ROOT / "docs" / "lab.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    found = user_matrix.made(parse(text, "lab.md"))
+    assert len(found.matrix.titles) > 10
+    assert all(re.search(rf"^(\[?{key}\]?\b)", text, re.MULTILINE) for key in user_file.KEYS)

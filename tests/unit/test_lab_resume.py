@@ -1,0 +1,276 @@
+"""DOES an interrupted lab run go on? What is kept, what is not mixed, what files it leaves; with small processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.cluster.settings import Settings
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
+from paceline.lab import estimate, flat
+from paceline.lab.cells import Cell, Finished, Table, Verdicts
+from paceline.lab.kept import Kept, earlier, unfinished
+from paceline.lab.progress import Progress
+from paceline.lab.result import ResultFile, plan_of, provenance_of
+from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario
+
+LAB = [sys.executable, "-m", "paceline", "lab", "run"]
+SCRIPT = """
+import json, pathlib, sys
+here = pathlib.Path(__file__).parent
+with open(here / "ran.txt", "a") as file: file.write(sys.argv[1] + "\\n")
+if sys.argv[1] == "burns" and not (here / "water").exists(): raise ValueError("it burns")
+json.dump({"said": sys.argv[1]}, open(sys.argv[sys.argv.index("--told") + 1], "w"))
+"""
+
+
+def line(cell: Cell, done: Finished) -> tuple[str, ...]:
+    return (str(msgspec.json.decode(done.told)["said"]), "")
+
+
+def runs(folder: Path, *words: str) -> Matrix:
+    """Whole runs of one process each, without a cluster."""
+    script = folder / "script.py"
+    if not script.exists():
+        script.write_text(SCRIPT)
+    cells = tuple(
+        Cell(title=word, labels=(word,), program=(str(script), word), is_script=True, num_ps=0, num_workers=1,
+             settings=Settings(run_id=""), limit_s=50.0)
+        for word in words
+    )  # fmt: skip
+    verdicts = Verdicts(title="Together", columns=("what",), lines=lambda ended: [(str(len(ended)), "")])
+    table = Table(title="Words", columns=("what", "said"), cells=cells, line=line, note="-", verdicts=verdicts)
+    return Matrix(name="small", tables=(table,))
+
+
+def measured(matrix: Matrix, folder: Path, kept: Kept | None = None, is_ended: bool = True) -> int:
+    results = ResultFile(folder)
+    try:
+        if kept is None:
+            results.begin(provenance_of(matrix, 0.0))
+        code = measure(matrix, folder, results, Progress(), kept)
+        if is_ended:
+            results.end()
+        return code
+    finally:
+        results.close()
+
+
+def lines_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(each) for each in (folder / "results.jsonl").read_text().splitlines()]
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_finished_runs_are_skipped_and_failed_ones_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix, folder = runs(tmp_path, "a", "burns", "b"), tmp_path / "out" / "small-1"
+    assert measured(matrix, folder, is_ended=False) == EXIT_TRAINING
+    (failed,) = [each for each in lines_of(folder) if each["kind"] == "failed"]
+    assert "ValueError: it burns" in str(failed["cause"])
+    found, said = unfinished(earlier(tmp_path / "out", "small"), provenance_of(matrix, 1.0))
+    assert found is not None and "Going on with " in said and "--fresh" in said
+    path, kept = found
+    assert path.parent == folder and told_kept(matrix, kept) == "Measured already, and skipped: 2 of 3 runs."
+    (tmp_path / "water").touch()
+    capsys.readouterr()
+    assert measured(matrix, folder, kept) == EXIT_OK
+    assert (tmp_path / "ran.txt").read_text().split() == ["a", "burns", "b", "burns"]
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines() if line[:1] in "ab" and line.strip()] == [
+        ["a", "a"], ["burns", "burns"], ["b", "b"],
+    ], printed  # fmt: skip
+    assert (folder / "burns").exists() and (folder / "burns-2").exists(), "the first one's logs stay"
+    assert unfinished(earlier(tmp_path / "out", "small"), provenance_of(matrix, 2.0)) == (None, "")
+    rows = list(csv.DictReader(flat.write(folder).read_text().splitlines()))
+    assert [(row["kind"], row["title"]) for row in rows if row["kind"] != "verdicts"] == [
+        ("cell", "a"), ("cell", "b"), ("cell", "burns"),
+    ]  # fmt: skip
+    assert [row["together: what"] for row in rows if row["kind"] == "verdicts"] == ["3"], "told twice, counted once"
+    assert {row["cores"] for row in rows} == {str(lines_of(folder)[0]["cores"])} and rows[0]["commit"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("paceline", "0.0.1", "version of paceline"),
+        ("commit", "abc", "commit"),
+        ("changes", "abc", "state of the source files"),
+        ("plan", "abc", "request"),
+        ("cores", 1000, "number of cores"),
+    ],
+)
+def test_results_of_something_else_are_said_and_not_mixed(field: str, value: object, told: str, tmp_path: Path) -> None:
+    matrix = runs(tmp_path, "a")
+    facts = provenance_of(matrix, 0.0)
+    results = ResultFile(tmp_path / "small-1")
+    results.begin(msgspec.structs.replace(facts, **{field: value}))
+    results.close()
+    found, said = unfinished(earlier(tmp_path, "small"), facts)
+    assert found is None and f"with another {told}; nothing of it is taken" in said
+
+
+def test_a_changed_script_or_flag_is_another_request(tmp_path: Path) -> None:
+    before = plan_of(runs(tmp_path, "a"))
+    assert plan_of(runs(tmp_path, "a")) == before != plan_of(runs(tmp_path, "b"))
+    (tmp_path / "script.py").write_text(SCRIPT + "\n")
+    assert plan_of(runs(tmp_path, "a")) != before
+
+
+def test_the_newest_of_the_same_request_counts_and_nobody_takes_what_is_being_written(tmp_path: Path) -> None:
+    matrix = runs(tmp_path, "a")
+    facts = provenance_of(matrix, 0.0)
+    for name in ("small-1", "small-2", "small-more-9"):
+        results = ResultFile(tmp_path / name)
+        results.begin(facts if name != "small-more-9" else msgspec.structs.replace(facts, matrix="small-more"))
+        results.close()
+    found, _ = unfinished(earlier(tmp_path, "small"), facts)
+    assert found is not None and found[0].parent.name == "small-2"
+    held = ResultFile(tmp_path / "small-2")
+    try:
+        found, _ = unfinished(earlier(tmp_path, "small"), facts)
+        assert found is not None and found[0].parent.name == "small-1"
+        with pytest.raises(UsageError, match="No results can be written"):
+            ResultFile(tmp_path / "small-2")
+    finally:
+        held.close()
+
+
+def test_half_a_line_is_no_line(tmp_path: Path) -> None:
+    matrix, folder = runs(tmp_path, "a", "b"), tmp_path / "small-1"
+    measured(matrix, folder, is_ended=False)
+    path = folder / "results.jsonl"
+    whole = [each for each in path.read_bytes().splitlines(keepends=True) if b'"cell"' in each or b"prov" in each]
+    path.write_bytes(b"".join(whole)[:-30])
+    kept = Kept(path)
+    assert set(kept.cells) == {"a"} and not kept.is_ended
+    assert measured(matrix, folder, kept) == EXIT_OK
+    assert set(Kept(path).cells) == {"a", "b"} and Kept(path).is_ended
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def rows(reps: int) -> Matrix:
+    scenarios = tuple(Scenario(name=name, kind=Kind.CARRIER, what="memcpy") for name in ("copy", "again"))
+    row = Row(title="A/A", scenario="again", beside="copy", is_noise=True)
+    amounts = Amounts(reps=reps, steps=1, carrier_bytes=64_000)
+    return Matrix(name="small", scenarios=scenarios, rows=(row,), amounts=amounts)
+
+
+def test_finished_repetitions_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.lab.repetitions.IDLE_S", 0.01)
+    folder = tmp_path / "small-1"
+    assert measured(rows(2), folder, is_ended=False) == EXIT_OK
+    kept = Kept(folder / "results.jsonl")
+    assert repetitions_left(rows(3), kept) == [2]
+    assert told_kept(rows(3), kept) == "Measured already, and skipped: 2 of 3 repetitions of the rows."
+    assert measured(rows(3), folder, kept) == EXIT_OK
+    segments = [each["repetition"] for each in lines_of(folder) if each["kind"] == "segment"]
+    assert segments == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [each["reps"] for each in lines_of(folder) if each["kind"] == "row"] == [2, 3]
+    assert set(Kept(folder / "results.jsonl").segment_us()) == {"copy", "again"}
+    capsys.readouterr()
+    assert measured(rows(3), folder, Kept(folder / "results.jsonl")) == EXIT_OK
+    printed = capsys.readouterr().out
+    assert "A/A" in printed and "Idle" not in printed, "all were there: nothing was started"
+
+
+# --- before it begins ---------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_lists_and_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Request(matrix="modes", only="2 of 3", is_dry=True, out=str(tmp_path / "out"))
+    assert main(asked) == EXIT_OK
+    printed = capsys.readouterr().out
+    assert "sync, 2 of 3, 3 workers  " in printed and "a guess: a quarter of its limit" in printed
+    assert "starting 3 scenarios" in printed and "a guess: 2 s a segment" in printed
+    assert printed.splitlines()[-1].startswith("About ") and "nothing was started" in printed
+    assert main(Request(matrix="soak", is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
+    assert "its own plan" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:
+    matrix = runs(tmp_path, "a", "b")
+    measured(matrix, tmp_path / "small-1", is_ended=False)
+    kept = Kept(tmp_path / "small-1" / "results.jsonl")
+    ran = list(kept.cells.values())
+    first, other = estimate.of_cells(matrix, ran[:1])
+    assert first == estimate.Estimate("a", ran[0].seconds, estimate.EARLIER) and ran[0].seconds > 0
+    assert other.source == estimate.OTHERS and other.seconds == ran[0].seconds
+    assert [each.source for each in estimate.of_cells(matrix, ran, ["a"])] == [estimate.DONE, estimate.EARLIER]
+    us = {"copy": 1e6, "again": 2e6}
+    start, row = estimate.of_rows(rows(7), us, range(7))
+    each = 5 * (1 + 2 + 1)  # so many steps of a carrier, warm-up and all, of the row and of what is beside it
+    assert (row.source, row.seconds) == (estimate.EARLIER, 7 * each) and start.source.startswith(estimate.GUESS)
+    assert [each.source for each in estimate.of_rows(rows(7), us, [])] == [estimate.DONE]
+
+
+# --- from start to table ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    """Three runs of one step: the second is interrupted once, the third always fails."""
+    os.mkfifo(tmp_path / "reached")
+    (tmp_path / "train.py").write_text(
+        "import pathlib, sys, threading, paceline, torch\n"
+        "here, part = pathlib.Path(__file__).parent, sys.argv[2]\n"
+        "with open(here / 'ran.txt', 'a') as file: file.write(part)\n"
+        "if part == '2' and (here / 'ran.txt').read_text() == '12':\n"
+        "    (here / 'reached').write_text('now')\n"
+        "    threading.Event().wait()\n"
+        "if part == '3': raise ValueError('it burns')\n"
+        "ctx, model = paceline.init(), torch.nn.Linear(2, 1)\n"
+        "model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'script = "train.py"\n[axes]\nworkers = 1\nmax_restarts = 0\n[axes.args]\npart = [1, 2, 3]\n'
+    )
+    command = [*LAB, "mine.toml", "--out", "out"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
+        assert (tmp_path / "reached").read_text() == "now"
+        lab.send_signal(signal.SIGINT)
+        assert lab.stdout is not None
+        printed = lab.stdout.read()
+        assert lab.wait(timeout=60) == EXIT_INTERRUPTED and "The same command goes on" in printed
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=180)
+    assert done.returncode == EXIT_TRAINING, done.stderr
+    assert "Measured already, and skipped: 1 of 3 runs." in done.stdout
+    assert "failed: 1 of 1 runs: worker:0 failed with exit code 1 (ValueError: it burns)" in done.stdout
+    assert "if part == '3': raise ValueError" in done.stdout, "the traceback's last lines"
+    assert (tmp_path / "ran.txt").read_text() == "1223"
+    (folder,) = (tmp_path / "out").iterdir()
+    assert {"results.jsonl", "results.csv"} <= {path.name for path in folder.iterdir()}
+    assert lines_of(folder)[-1]["kind"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "lab.toml"
+    asked = ["--quick", "--reps", "1", "--set", "workers=1", "--set", "mode=async", "--out", str(tmp_path)]
+    done = subprocess.run([*LAB, str(example), *asked], capture_output=True, text=True, timeout=220)
+    assert done.returncode == EXIT_OK, done.stdout + done.stderr
+    assert "A/A: 1 ps + 1 worker, async" in done.stdout and "failed" not in done.stdout
+    (path,) = tmp_path.glob("spirals-*/results.csv")
+    beside, again = sorted(
+        (row for row in csv.DictReader(path.read_text().splitlines()) if row["kind"] == "cell"),
+        key=lambda row: row["title"].startswith("A/A"),
+    )
+    assert float(beside["first_epoch_s"]) > 0 and float(beside["epoch_s"]) > 0 and again["mode"] == "async"

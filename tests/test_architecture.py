@@ -70,6 +70,7 @@ PURE = [
     "ingraph/schedule.py",
     "ingraph/partition.py",
     "telemetry/staleness.py",
+    "telemetry/usage.py",
     "telemetry/verify.py",
     "telemetry/verify_ps.py",
     "telemetry/verify_records.py",

@@ -9,7 +9,8 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import StepMs
+from paceline.telemetry.records import PairBytes, StepMs
+from paceline.telemetry.usage import TaskUse
 
 NONE = "-"
 REMARK = "remark"
@@ -93,6 +94,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     ps: list[Ps] = []
     staleness: Staleness = Staleness()
     global_step: int = 0
+    tasks: list[TaskUse] = []
+    pairs: list[PairBytes] = []
     told: msgspec.Raw = msgspec.Raw(b"{}")
 
     def others_than(self, slowed: set[int]) -> list[Worker]:

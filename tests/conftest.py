@@ -1,4 +1,4 @@
-"""WHAT may a test need that need not be there? TensorFlow: an extra, and not imported to find out."""
+"""WHAT may a test need that need not be there? TensorFlow and gRPC: extras, and not imported to find out."""
 
 import os
 from importlib.util import find_spec
@@ -12,6 +12,13 @@ def pytest_configure() -> None:
     missing = [name for name in os.environ.get(NEEDS, "").split(",") if name and find_spec(name) is None]
     if missing:
         raise pytest.UsageError(f"{', '.join(missing)} is not installed, and must be: {NEEDS} says so.")
+
+
+@pytest.fixture(scope="session")
+def grpc() -> None:
+    """For tests of the lane grpc; they are skipped, and say so, where gRPC is not installed."""
+    if find_spec("grpc") is None:
+        pytest.skip("gRPC is not installed: pip install 'paceline[grpc]'")
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,7 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "lab/carrier_matrix.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -103,6 +104,7 @@ DOORS: dict[str, tuple[str, ...]] = {
               "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
     "keras": ("worker/tensorflow", "lab/keras_script.py"),
     "tensorflow": ("worker/tensorflow", "lab/keras_script.py"),
+    "grpc": ("transport/grpc.py",),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")

@@ -25,7 +25,7 @@ from paceline.lab.processes import Failed, Process
 from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile
 from paceline.lab.scenario import Matrix
-from paceline.lab.starting import slug
+from paceline.lab.starting import check_lane, slug
 from paceline.launchers import closing
 from paceline.telemetry.paths import RunPaths
 
@@ -73,6 +73,7 @@ class WholeRuns:
     def _line(self, table: Table, cell: Cell, paths: RunPaths) -> tuple[tuple[str, ...], Finished | None]:
         """A cell's line; with it what the run left, unless it failed."""
         try:
+            check_lane(cell.settings)
             check_memory(cell, psutil.virtual_memory().available)
             self._start_and_wait(cell, paths)
             done = read(paths, is_alone=not cell.num_ps)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -176,6 +175,8 @@ class GrpcStream(Stream):
 
 class GrpcListener:
     def __init__(self, address: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         grpc = imported()
         self._waiting: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_STREAMS, "grpc")

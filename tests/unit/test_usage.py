@@ -1,6 +1,7 @@
 """WHAT becomes of looks at a task? Means and peaks, by values; and a real look at this process."""
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,7 +131,7 @@ class FakeNvml:
 
 @pytest.mark.parametrize(("pid", "seen"), [(os.getpid(), [1]), (-1, [0, 1])], ids=["its own", "in a container"])
 def test_cards_in_the_units_of_the_documents(pid: int, seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", FakeNvml(pid))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(pid))
     looked = cards.Cards().look()
     assert [card.index for card in looked] == seen
     assert looked[-1] == msgspec.structs.replace(BUSY, fan_percent=None)

@@ -1,5 +1,5 @@
-"""WHAT may a test need that need not be there, and which begins first? TensorFlow is an extra, and not imported to
-find out; what takes minutes begins first, so that at the end no core waits for it."""
+"""WHAT may a test need that need not be there, and which begins first? TensorFlow and gRPC are extras, and not imported
+to find out; what takes minutes begins first, so that at the end no core waits for it."""
 
 import os
 from importlib.util import find_spec
@@ -17,6 +17,13 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(scope="session")
+def grpc() -> None:
+    """For tests of the lane grpc; they are skipped, and say so, where gRPC is not installed."""
+    if find_spec("grpc") is None:
+        pytest.skip("gRPC is not installed: pip install 'paceline[grpc]'")
 
 
 @pytest.fixture(scope="session")

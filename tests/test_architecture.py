@@ -70,6 +70,7 @@ PURE = [
     "ingraph/schedule.py",
     "ingraph/partition.py",
     "telemetry/staleness.py",
+    "telemetry/usage.py",
     "telemetry/verify.py",
     "telemetry/verify_ps.py",
     "telemetry/verify_records.py",
@@ -90,6 +91,7 @@ PURE = [
     "lab/tensorflow.py",
     "lab/axes.py",
     "lab/figures.py",
+    "lab/carrier_matrix.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -104,6 +106,7 @@ DOORS: dict[str, tuple[str, ...]] = {
               "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
     "keras": ("worker/tensorflow", "lab/keras_script.py"),
     "tensorflow": ("worker/tensorflow", "lab/keras_script.py"),
+    "grpc": ("transport/grpc.py",),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")

@@ -4,7 +4,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
 
 from paceline.transport import LANES
 from paceline.transport.base import Listener, Stream
@@ -16,6 +19,12 @@ def free_address() -> str:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def lanes() -> list[Any]:
+    """Every lane, for `parametrize`; one whose extra is not installed is skipped, and says so."""
+    lacks_grpc = pytest.mark.skipif(find_spec("grpc") is None, reason="no gRPC here: pip install 'paceline[grpc]'")
+    return [pytest.param(name, marks=lacks_grpc if name == "grpc" else ()) for name in LANES]
 
 
 @contextmanager

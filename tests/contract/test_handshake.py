@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from lane_pairs import Running, connected
+from lane_pairs import Running, connected, lanes
 
 from paceline.errors import AuthenticationError, ConnectionLost
-from paceline.transport import LANES, security
+from paceline.transport import security
 from paceline.transport.base import Stream
 from paceline.transport.channel import Channel, accept
 from paceline.transport.security import MAGIC, NONCE_BYTES, Role, as_client, as_server
@@ -38,7 +38,7 @@ def ends() -> Iterator[tuple[socket.socket, Stream]]:
     stream.close()
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", lanes())
 def test_two_that_share_a_secret_talk(lane: str) -> None:
     with connected(lane) as (client, server):
         serving = Running(lambda: accept(server, SECRET))
@@ -49,7 +49,7 @@ def test_two_that_share_a_secret_talk(lane: str) -> None:
         assert (there.recv().push_id, here.recv().push_id) == (4, 5)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", lanes())
 def test_another_secret_is_refused_by_both(lane: str) -> None:
     with connected(lane) as (client, server):
         serving = Running(lambda: accept(server, SECRET))

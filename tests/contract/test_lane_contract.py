@@ -4,7 +4,7 @@ import os
 import random
 
 import pytest
-from lane_pairs import Running, connected, free_address, listening, received
+from lane_pairs import Running, connected, free_address, lanes, listening, received
 
 from paceline.errors import ConnectionLost, WaitTimeout
 from paceline.params.arena import Arena
@@ -15,8 +15,8 @@ from paceline.wire.frames import Kind
 
 KEYS = (b"u" * 32, b"d" * 32)
 
-every_lane = pytest.mark.parametrize("lane", LANES)
-sharing_lanes = pytest.mark.parametrize("lane", [name for name in LANES if name != "tcp"])
+every_lane = pytest.mark.parametrize("lane", lanes())
+sharing_lanes = pytest.mark.parametrize("lane", ["shm", "inproc"])
 
 
 @every_lane
@@ -144,8 +144,9 @@ def test_arenas_are_handed_over(lane: str) -> None:
     assert bytes(ours[1].memory[4997:]) == b"\0ok"
 
 
-def test_tcp_shares_no_memory() -> None:
-    with connected("tcp") as (client, server):
+@pytest.mark.parametrize("lane", [lane for lane in lanes() if lane.values[0] in ("tcp", "grpc")])
+def test_what_travels_shares_no_memory(lane: str) -> None:
+    with connected(lane) as (client, server):
         assert not client.shares_memory
         with pytest.raises(ConnectionLost, match="cannot share memory"):
             client.send_arenas([Arena.private(1)])

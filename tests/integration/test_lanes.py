@@ -25,11 +25,20 @@ TABLES = {
         ("shm", "greedy", "sync"),
         ("tcp", "greedy", "sync"),
         ("shm", "round_robin", "async"),
+        ("grpc", "greedy", "sync"),
     ],
 )
 def test_a_forced_lane_is_taken_and_named(
-    lane: str, placement: str, mode: str, processes: Processes, train: Path, tmp_path: Path
+    lane: str,
+    placement: str,
+    mode: str,
+    processes: Processes,
+    train: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if lane == "grpc":
+        request.getfixturevalue("grpc")
     flags = ["--ps=2", "--workers=1", f"--lane={lane}", f"--placement={placement}", f"--mode={mode}"]
     processes.paceline("run", *flags, "--log_device_placement", "--run-dir=made", train).ends_with(0)
     log = (tmp_path / "made" / "logs" / "worker-0.log").read_text()
@@ -40,4 +49,4 @@ def test_a_forced_lane_is_taken_and_named(
     assert summary["ok"] and [row["updates"] for row in summary["ps"]] == [40, 40]
     payload = 40 * 4 * (32 * 8 + 32 + 2 * 32 + 2)
     carried = sum(row["bytes_in"] for row in summary["ps"])
-    assert (carried > payload) == (lane == "tcp"), "on shm the gradients do not go through the socket"
+    assert (carried > payload) == (lane != "shm"), "on shm the gradients do not go through the socket"

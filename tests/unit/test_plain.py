@@ -133,12 +133,12 @@ def test_exit_codes_of_a_program_that_is_not_ours_mean_nothing_to_us(
 
 
 def test_what_one_sees_of_a_plain_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = Tick(cores=0.756, rss_bytes=300 << 20, phase="runs")
+    seen = Tick(cores=0.756, rss_bytes=300 << 20, phase="runs", is_seen=True)
     assert live.row(WORKER, seen, None) == ("worker:1", "", "", "", "0.76 cores, 300 MiB", "runs")
     paths = RunPaths(tmp_path)
     paths.create()
     for task in (Task("ps", 0), WORKER):
-        append(paths.telemetry(task), "tick", task=str(task), cores=0.5, rss_bytes=1 << 20, phase="runs")
+        append(paths.telemetry(task), "tick", task=str(task), cores=0.5, rss_bytes=1 << 20, phase="runs", is_seen=True)
     view = live.PlainLines(ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:2"]}), paths)
     view.update({WORKER: 0})
     assert capsys.readouterr().out.strip().endswith("s] ps:0 0.50 cores, 1 MiB | worker:1 ended")

@@ -88,7 +88,7 @@ Slow = Annotated[
     ),
 ]
 Placement = Annotated[str, typer.Option("--placement", help="What lies where: bytes, round_robin or greedy.")]
-Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm or tcp.")]
+Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm, tcp or grpc (an extra).")]
 Data = Annotated[str, typer.Option("--data", help="shard: share the set out; full: every worker sees all of it.")]
 PsHosts = Annotated[str | None, typer.Option("--ps_hosts", metavar="HOST:PORT,…", help="Addresses of job ps.")]
 WorkerHosts = Annotated[

@@ -37,17 +37,21 @@ def listen(
         if error.errno != errno.EADDRNOTAVAIL:
             raise UsageError(f"{task} cannot listen at {address}: {error.strerror or error}.") from error
         check_address(secret, EVERYWHERE, is_insecure)
-        open_doors(f"{EVERYWHERE}:{port}", ["tcp"])  # behind NAT or in a container; the secret counts as ever
+        open_doors(
+            f"{EVERYWHERE}:{port}", [name for name in lanes(lane) if name != "shm"]
+        )  # behind NAT or in a container; the secret counts as ever
         say(f"{address} is no address of this host: listening at {EVERYWHERE}:{port}")
 
 
 def lanes(lane: str) -> list[str]:
     """The doors for `--lane`. Shared memory comes first: a task that finds tcp alone open would stay on it.
 
+    On grpc it is for those of this host who take any lane: whoever controls a run.
+
     >>> lanes("tcp"), lanes("inproc")
     (['tcp'], ['inproc'])
     """
-    wanted = ["shm", "tcp"] if lane in ("auto", "shm") else [lane]
+    wanted = {"auto": ["shm", "tcp"], "shm": ["shm", "tcp"], "grpc": ["shm", "grpc"]}.get(lane, [lane])
     return [name for name in wanted if name != "shm" or has_shared_memory()]
 
 

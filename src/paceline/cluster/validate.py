@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.modes import spec
 from paceline.params.placement import PLACEMENTS
 from paceline.params.recast import MASTERS, WIRES
-from paceline.transport import LANES
+from paceline.transport import LANES, grpc
 
 DATA = ("shard", "full")
 PLAIN = Settings(run_id="")
@@ -63,6 +63,8 @@ def check_ops(settings: Settings) -> None:
     """
     if settings.lane != "inproc":  # of tests, and not for people
         _one_of("lane", settings.lane, ["auto", *(lane for lane in LANES if lane != "inproc")])
+    if settings.lane == "grpc":
+        grpc.check_installed()
     _check_security(settings)
     pinning.check_use(settings)
     _positive("wait_s", settings.wait_s)
@@ -119,6 +121,8 @@ def _check_security(settings: Settings) -> None:
         raise UsageError("--tls is for those who share a secret, and with --insecure there is none; leave one out.")
     if settings.tls and settings.lane in ("shm", "inproc"):
         raise UsageError(f"--tls encrypts tcp, and --lane {settings.lane} uses none; take --lane auto or tcp.")
+    if settings.tls and settings.lane == "grpc":
+        raise UsageError("--tls is made for lane tcp, and not for --lane grpc; take --lane auto or tcp.")
 
 
 def _check_counts(settings: Settings, num_workers: int) -> None:

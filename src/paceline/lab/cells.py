@@ -9,7 +9,8 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import StepMs
+from paceline.telemetry.records import PairBytes, StepMs
+from paceline.telemetry.usage import TaskUse
 
 NONE = "-"
 REMARK = "remark"
@@ -103,6 +104,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Staleness = Staleness()
     global_step: int = 0
     wall_s: float | None = None  # from the first process to the last
+    tasks: list[TaskUse] = []
+    pairs: list[PairBytes] = []
     told: msgspec.Raw = msgspec.Raw(b"{}")
     failed: str = ""  # why there is nothing to tell
 

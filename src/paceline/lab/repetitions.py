@@ -51,6 +51,7 @@ class Repetitions:
         self._amounts = matrix.amounts
         self._results = results
         self._kinds = {each.name: each.kind for each in matrix.scenarios}
+        self._loads = {each.name: each.load_bytes for each in matrix.scenarios}
         self._groups: dict[str, Group] = {}
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
@@ -178,7 +179,7 @@ class Repetitions:
 
     def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
         """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""
-        untimed, timed = self._amounts.of(self._kinds[segment.scenario])
+        untimed, timed = self._amounts.of(self._kinds[segment.scenario], self._loads[segment.scenario])
         times = self._run(segment.scenario, untimed, timed)
         self._results.segment(repetition, at, segment, times)
         if times is not None and times.parts:
@@ -193,7 +194,7 @@ class Repetitions:
         except ClusterError as error:
             self._fail(name, error)
             return None
-        self._last_s[name] = max(times.us) * 1e-6 * sum(self._amounts.of(self._kinds[name]))
+        self._last_s[name] = max(times.us) * 1e-6 * sum(self._amounts.of(self._kinds[name], self._loads[name]))
         return times
 
     # --- 4 ----------------------------------------------------------------------------------------------------

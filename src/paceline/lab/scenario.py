@@ -12,6 +12,7 @@ import msgspec
 from paceline.cluster.settings import Settings
 from paceline.lab.cells import Table
 
+SMALL_BYTES = 1 << 20  # a load up to this size takes no longer than a step
 KERAS = "keras"  # what is trained: document 000's recipe in Keras, without torch
 
 
@@ -35,6 +36,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings = Settings(run_id="", lane="auto")
     what: str = ""  # the peer, the carrier, or what is trained
     without: tuple[str, ...] = ()  # parts of safety that are taken out: lab/bare has them
+    load_bytes: int | None = None  # of a carrier; None: as the amounts say
     batch: int | None = None  # samples for each worker in a step; None: as the recipe says
     straggler: int | None = None  # this worker is slow: it runs along while the others are measured
 
@@ -59,13 +61,14 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     carrier_bytes: int = 40_000_000
     seed: int = 0
 
-    def of(self, kind: Kind) -> tuple[int, int]:
-        """(untimed, timed) steps of a segment; a step of a carrier is the whole load there and back.
+    def of(self, kind: Kind, load_bytes: int | None = None) -> tuple[int, int]:
+        """(untimed, timed) steps of a segment; a step of a carrier is the whole load there and back, and a small load
+        goes as often as a step.
 
         >>> Amounts(steps=300).of(Kind.SINGLE), Amounts(steps=300).of(Kind.CARRIER)
         ((30, 300), (2, 20))
         """
-        if kind is Kind.CARRIER:
+        if kind is Kind.CARRIER and (load_bytes or self.carrier_bytes) > SMALL_BYTES:
             return 2, max(3, self.steps // 15)
         return max(10, self.steps // 10), self.steps
 

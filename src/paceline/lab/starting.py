@@ -19,6 +19,7 @@ from paceline.lab.processes import Failed, Group, Process
 from paceline.lab.scenario import KERAS, Kind, Scenario
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.paths import RunPaths
+from paceline.transport.grpc import GrpcLane, check_installed
 from paceline.transport.security import Secret
 
 PYTHON = (sys.executable, "-P", "-m")
@@ -35,7 +36,7 @@ class Starter:
     def __init__(self, folder: Path, data: Path, carrier_bytes: int, ports: Reserved) -> None:
         self._folder = folder
         self._data = ("--data", str(data))
-        self._carrier = ("--bytes", str(carrier_bytes))
+        self._carrier_bytes = carrier_bytes
         self._ports = ports
         self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -55,10 +56,12 @@ class Starter:
             self._cluster(scenario, group, (worker, "worker", *trained))
         elif scenario.kind is Kind.IN_GRAPH:
             self._in_graph(scenario, group, (*self._data, *batch))
-        elif scenario.num_ps:
-            self._cluster(scenario, group, (CARRIER, scenario.what, *self._carrier))
         else:
-            self._alone(scenario, group, CARRIER, (scenario.what, *self._carrier))
+            load = (scenario.what, "--bytes", str(scenario.load_bytes or self._carrier_bytes))
+            if scenario.num_ps:
+                self._cluster(scenario, group, (CARRIER, *load))
+            else:
+                self._alone(scenario, group, CARRIER, load)
 
     def _paths(self, scenario: Scenario) -> RunPaths:
         paths = RunPaths(self._folder / slug(scenario.name))
@@ -75,6 +78,7 @@ class Starter:
 
     def _cluster(self, scenario: Scenario, group: Group, program: tuple[str, ...]) -> None:
         """As `paceline run` does: telemetry, log lines and leases on; only no checkpoint at the end."""
+        check_lane(scenario.settings)
         paths = self._paths(scenario)
         jobs = {"ps": scenario.num_ps, "worker": scenario.num_workers}
         cluster = ClusterSpec({job: self._ports.addresses(count) for job, count in jobs.items()})
@@ -138,6 +142,15 @@ class Starter:
                 log, is_ps = logs / f"{job}-{task}.log", job == "ps"
                 process = Process(f"{job}:{task}", command, self._environ, log, speaks=not is_ps, only_serves=is_ps)
                 group.processes.append(process)
+
+
+def check_lane(settings: Settings) -> None:
+    """Raise Failed where the lane's extra is not installed: then it is missing, and nothing is broken."""
+    if settings.lane == GrpcLane.name:
+        try:
+            check_installed()
+        except UsageError as error:
+            raise Failed(f"missing: {error}") from None
 
 
 def _keys_dir(settings: Settings, paths: RunPaths) -> Path | None:

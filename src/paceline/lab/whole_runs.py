@@ -27,7 +27,7 @@ from paceline.lab.processes import Failed, Process
 from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile
 from paceline.lab.scenario import Matrix
-from paceline.lab.starting import slug
+from paceline.lab.starting import check_lane, slug
 from paceline.launchers import closing
 from paceline.telemetry.paths import RunPaths
 
@@ -89,6 +89,7 @@ class WholeRuns:
         paths = RunPaths(unused(folder / slug(cell.title)))
         began_s = time.monotonic()
         try:
+            check_lane(cell.settings)
             check_memory(cell, psutil.virtual_memory().available)
             self._start_and_wait(cell, paths)
             done = read(paths, is_alone=not cell.num_ps)

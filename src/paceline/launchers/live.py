@@ -104,7 +104,7 @@ class PlainLines:
     def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:
         self._tell()
         newest = counted(self._workers, self._ticks.newest)
-        if any(tick.cores is not None for tick in newest.values()):
+        if any(tick.is_seen for tick in newest.values()):
             self._show_plain(codes)
             return
         workers = present(self._workers, self._started, {*newest, *codes})
@@ -194,7 +194,7 @@ def row(task: Task, tick: Tick | None, code: int | None, restarts: int = 0) -> t
     now = ", ".join(part for part in (phase(tick, code), restarted(restarts)) if part)
     if tick is None:
         return str(task), "", "", "", "", now
-    if tick.cores is not None:
+    if tick.is_seen:
         return str(task), "", "", "", busy(tick), now
     if task.job == "ps":
         stale = "" if tick.staleness_mean is None else f"staleness {tick.staleness_mean:.2f}"

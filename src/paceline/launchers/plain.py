@@ -119,7 +119,7 @@ class Watched:
         if now_s >= self._due_s:
             pids = {task: pid for task in self.children.running() if (pid := self.children.pid(task)) is not None}
             for task, (cores, rss_bytes) in self._sampler.look(pids, now_s).items():
-                seen = {"cores": round(cores, 3), "rss_bytes": rss_bytes, "phase": "runs"}
+                seen = {"cores": round(cores, 3), "rss_bytes": rss_bytes, "phase": "runs", "is_seen": True}
                 append(self.run.paths.telemetry(task), "tick", task=str(task), **seen)
             for task in self.slowing.slowed[self._told_slowed :]:
                 self._told_slowed += 1
@@ -152,6 +152,7 @@ class Watched:
         told = summary.build(
             run.settings, run.cluster, reports, ok=error is None, wall_s=wall_s, restarts=0, lost=lost, error=error
         )
+        told["tasks"] = [msgspec.to_builtins(self._sampler.use(task)) for task in self.tasks]
         told |= {"mode": "plain", "mode_spec": "plain", "utilisation": self._utilisation(), "codes": self._codes()}
         told["not_slowed"] = [str(task) for task in parse_slow(run.settings.slow) if task not in self.slowing.slowed]
         with suppress(OSError):

@@ -11,17 +11,19 @@ import msgspec
 
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.listening import listen
+from paceline.cluster.pinning import parse
 from paceline.errors import ProtocolError
 from paceline.launchers import chaos, descriptors, keeper
 from paceline.launchers.notice import RELEASE
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
-from paceline.server.core import PsConfig
+from paceline.server.core import Core, PsConfig
 from paceline.server.memory import Memory
 from paceline.server.service import Service
 from paceline.server.written import PsLedger
 from paceline.telemetry import lines, read, summary
 from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
 
@@ -95,15 +97,26 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         service.is_released = False
         signal.signal(RELEASE, lambda *_: service.release())
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
-    ticks = PsTicks(assignment, sink, say, is_supervised=is_main and is_mine)
+    meter = meter_of(assignment) if is_main else None
+    ticks = PsTicks(assignment, sink, say, is_supervised=is_main and is_mine, meter=meter)
+    spent_s = 0.0
+
+    def tick(core: Core) -> None:
+        nonlocal spent_s
+        began_s = time.thread_time()
+        ticks.tick(core)
+        spent_s += time.thread_time() - began_s
+
     began = time.monotonic()
     try:
-        ticks.tick(service.core)  # the waiting lines at once
-        service.run(ticks.tick)
+        tick(service.core)  # the waiting lines at once
+        service.run(tick)
     finally:
         if task.index == 0:
             ticks.tell_changes(core)
-        sink.event("report", task=str(task), report=msgspec.to_builtins(core.report()))
+        use = meter.use(spent_s + sink.cpu_s) if meter is not None else None
+        report = msgspec.structs.replace(core.report(), use=use)
+        sink.event("report", task=str(task), report=msgspec.to_builtins(report))
         sink.close()
         if core.ledger is not None:
             core.ledger.close()
@@ -121,6 +134,14 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             )
             summary.write(paths.root, told)
     say(f"ps:{task.index} served {core.state.version} updates")
+
+
+def meter_of(assignment: Assignment) -> Meter:
+    """From now on; cards only where this ps was given one."""
+    devices = parse(assignment.settings.ps_device, "ps")
+    meter = Meter(str(assignment.task), is_on_card=any(device.kind == "GPU" for device in devices))
+    meter.look()
+    return meter
 
 
 def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from paceline.cluster.membership import Phase
 from paceline.errors import WaitTimeout
 from paceline.server.core import Core
 from paceline.telemetry import lines, staleness
+from paceline.telemetry.meter import Meter
 from paceline.telemetry.sink import Sink
 
 SAY_EVERY_S = 10.0
@@ -21,11 +22,16 @@ class PsTicks:
     """One ps's clock work. What is one for the whole run (modes, pauses, warnings) is told by ps:0 alone.
 
     `is_supervised`: who started this ps sees how the workers fare, and ends it. Then a worker need not join where
-    others serve ops: it may be their client.
+    others serve ops: it may be their client. `meter`: None where the ps shares its process with other tasks.
     """
 
     def __init__(
-        self, assignment: Assignment, sink: Sink, say: Callable[[str], None], is_supervised: bool = False
+        self,
+        assignment: Assignment,
+        sink: Sink,
+        say: Callable[[str], None],
+        is_supervised: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self._settings = assignment.settings
         self._is_supervised = is_supervised
@@ -44,6 +50,7 @@ class PsTicks:
         self._has_worried = False
         self._names = [str(t) for t in assignment.cluster.workers]
         self._gone: set[int] = set()
+        self._meter = meter
 
     def tick(self, core: Core) -> None:
         """Tell what is due; WaitTimeout when workers did not come, or were too few for too long."""
@@ -54,6 +61,8 @@ class PsTicks:
             self._tell_gone(core)
             self._wait_for_enough(core, now_s)
         if now_s - self._recorded_s >= 1.0:
+            if self._meter is not None:
+                self._meter.look()
             self._record(core, now_s)
 
     def _wait_for_missing(self, core: Core, now_s: float) -> None:
@@ -124,6 +133,7 @@ class PsTicks:
             staleness_mean=None if mean is None else round(mean, 3),
             staleness={str(worker): staleness.small(counts) for worker, counts in histograms.items()},
             waited_s={str(worker): round(seconds, 3) for worker, seconds in waited_s.items()},
+            **(self._meter.told() if self._meter is not None else {}),
         )
         self._version, self._recorded_s = version, now_s
         if self._is_first and shard is not None and not self._has_worried:

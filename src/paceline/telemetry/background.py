@@ -6,6 +6,7 @@ Must never make `put` wait or raise: what does not fit or cannot be written is d
 
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -37,6 +38,7 @@ class Background(Generic[Item]):
         self._items: list[Item] = []
         self._dropped = 0
         self._closed = False
+        self.cpu_s = 0.0  # processor time of the thread so far
         self._wake = threading.Condition()  # its lock is reentrant: a signal handler may put as well
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -87,6 +89,7 @@ class Background(Generic[Item]):
                 batch, self._items = self._items, []
                 is_last = self._closed
             self._write(batch)
+            self.cpu_s = time.thread_time()
             with self._wake:
                 self._wake.wait_for(lambda: self._closed, timeout=PACE_S)
         with suppress(Exception):  # the last words did not fit on the disk either: nobody is left to tell

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from paceline.telemetry.usage import TaskUse
+
 # JSON has no word for a value that is not finite: a loss of NaN is written as null and read back as None.
 Metrics = Mapping[str, float | None]
 SERVES, RUNS = "serves", "runs"  # phases of a worker that trains nothing: it runs ops for others, or calls them
@@ -46,8 +48,9 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     staleness: Histograms = {}  # since the start, without the rare ones told apart
     waited_s: dict[str, float] = {}
 
-    cores: float | None = None  # of a task that tells nothing itself (--plain): what the launcher sees of it
+    cores: float | None = None  # since the tick before
     rss_bytes: int = 0
+    is_seen: bool = False  # from outside, by the launcher (--plain): the task tells nothing itself
 
 
 class StepMs(msgspec.Struct, frozen=True):
@@ -55,6 +58,19 @@ class StepMs(msgspec.Struct, frozen=True):
 
     median: float
     p95: float
+
+
+class PairBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker and one ps gave each other: tensors (gradients, parameters; the chief's first values), and
+    beside it all bytes of their connection as the kernel counted them (TCP_INFO; None: not tcp, or not Linux)."""
+
+    worker: str
+    ps: str
+    lane: str
+    pushed_bytes: int = 0
+    pulled_bytes: int = 0
+    tcp_sent_bytes: int | None = None
+    tcp_received_bytes: int | None = None
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +95,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics = {}
     is_lost: bool = msgspec.field(default=False, name="lost")
     ops: str = ""  # SERVES or RUNS: what it did where it trained nothing
+    use: TaskUse | None = None
+    pairs: list[PairBytes] = []
 
 
 class ModeChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,5 +122,6 @@ class PsReport(msgspec.Struct, frozen=True, kw_only=True):
     discarded: dict[str, int] = {}
     not_finite: dict[str, int] = {}
     modes: list[ModeChange] = []
+    use: TaskUse | None = None
     global_step: int = 0
     is_lost: bool = msgspec.field(default=False, name="lost")

@@ -10,6 +10,7 @@ import msgspec
 import psutil
 
 from paceline.cluster.spec import Task
+from paceline.telemetry.usage import MB, Running, TaskUse
 
 SHORTEST_S = 0.2  # between two looks; in less time the system's clock ticks tell nothing
 
@@ -39,6 +40,7 @@ class Sampler:
         self._last: dict[Task, Sample] = {}
         self._cores_max: dict[Task, float] = {}
         self._rss_max: dict[Task, int] = {}
+        self._rss: dict[Task, Running] = {}
 
     def begin(self, task: Task, now_s: float) -> None:
         """A task starts now."""
@@ -67,6 +69,7 @@ class Sampler:
         self._last[task] = msgspec.structs.replace(sample, cpu_s=max(before.cpu_s, sample.cpu_s))
         if sample.at_s - before.at_s >= SHORTEST_S:
             self._cores_max[task] = max(self._cores_max.get(task, 0.0), cores)
+        self._rss.setdefault(task, Running()).note(sample.rss_bytes)
         self._rss_max[task] = max(self._rss_max.get(task, 0), sample.rss_bytes)
         return cores
 
@@ -86,6 +89,16 @@ class Sampler:
             cores_mean=round(mean, 3),
             cores_max=round(max(self._cores_max.get(task, 0.0), mean), 3),
             rss_bytes_max=self._rss_max.get(task, 0),
+        )
+
+    def use(self, task: Task) -> TaskUse:
+        """The same in the shape that every run's summary has."""
+        used, rss = self.utilisation(task), self._rss[task].spread() if task in self._rss else None
+        return TaskUse(
+            name=str(task),
+            cpu_cores=used.cores_mean,
+            memory_mb=None if rss is None else round(rss.mean / MB, 1),
+            peak_memory_mb=None if rss is None else round(rss.peak / MB, 1),
         )
 
 

@@ -34,6 +34,11 @@ class Sink:
         """How many records were lost so far."""
         return self._background.dropped if self._background else 0
 
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that writing has taken so far."""
+        return self._background.cpu_s if self._background else 0.0
+
     def event(self, kind: str, **fields: object) -> None:
         """Record that something happened; values are taken as they are now."""
         if self._background is None:

@@ -14,6 +14,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.staleness import spread, together
+from paceline.telemetry.usage import TaskUse
 
 Reports = tuple[list[WorkerReport], list[PsReport]]
 
@@ -52,7 +53,9 @@ def build(
         "restarts_by_task": dict(restarts_by_task or {}),
         "lost": list(lost),
         "workers": [_row(worker, first) for worker in workers],
-        "ps": [msgspec.to_builtins(row) for row in ps],
+        "ps": [_plain(row) for row in ps],
+        "tasks": [msgspec.to_builtins(use) for use in _uses(ps, workers)],
+        "pairs": [msgspec.to_builtins(pair) for worker in workers for pair in worker.pairs],
         "staleness": spread(together(_numbers(counts) for counts in first.staleness.values())),
         "metrics": dict(workers[0].metrics) if workers else {},
     }
@@ -110,11 +113,23 @@ def _row(report: WorkerReport, ps: PsReport) -> dict[str, object]:
     """What a worker told, and what ps:0 counted of it."""
     worker = str(report.index)
     return {
-        **msgspec.to_builtins(report),
+        **_plain(report),
         "staleness": spread(_numbers(ps.staleness.get(worker, {}))),
         "waited_s": ps.waited_s.get(worker, 0.0),
         "not_finite": ps.not_finite.get(worker, 0),
     }
+
+
+def _uses(ps: list[PsReport], workers: list[WorkerReport]) -> list[TaskUse]:
+    """What every task used that came to tell it."""
+    told = [*(row.use for row in ps), *(row.use for row in workers)]
+    return [use for use in told if use is not None]
+
+
+def _plain(report: WorkerReport | PsReport) -> dict[str, object]:
+    """A row; what it used, and what it carried, is told for all tasks together."""
+    row: dict[str, object] = msgspec.to_builtins(report)
+    return {name: value for name, value in row.items() if name not in ("use", "pairs")}
 
 
 def _numbers(counts: Mapping[str, int]) -> dict[int, int]:

@@ -121,6 +121,10 @@ class Stream:
         except OSError:
             return True
 
+    def kernel_bytes(self) -> tuple[int, int] | None:
+        """What the system itself counted on this connection, (sent, received); None where it does not say."""
+        return None
+
     def send_arenas(self, arenas: Sequence[Arena]) -> None:
         raise ConnectionLost(f"the {self.lane} lane cannot share memory")
 

@@ -35,6 +35,9 @@ class Channel:
         self.lane = stream.lane
         self.bytes_in = 0
         self.bytes_out = 0
+        self.payload_in = 0  # of those the bulk: gradients, parameters and other tensors
+        self.payload_out = 0
+        self._kernel_bytes: tuple[int, int] | None = None
         self._codec = Codec(*keys)
         self._sending = threading.Lock()
         self._frame = bytearray(FRAME_BYTES)
@@ -61,8 +64,10 @@ class Channel:
                 kind, flags, worker, incarnation, lineage, outcome, tail, push_id, version, size, checksum
             )
             if size > HASH_BYTES:
+                self.payload_out += size
                 self._send_hashing(frame, tail, bulk)
             elif size or tail:
+                self.payload_out += size
                 self.stream.send([frame, tail, *bulk], FRAME_BYTES + len(tail) + size)
             else:
                 self.stream.send((frame,), FRAME_BYTES)
@@ -116,6 +121,7 @@ class Channel:
         """The bulk behind `frame`, straight into its place; its size must be what the place has."""
         if frame.bulk_bytes != into.nbytes:
             raise ProtocolError(f"{frame.bulk_bytes} bytes came where {into.nbytes} belong")
+        self.payload_in += frame.bulk_bytes
         if frame.bulk_bytes <= HASH_BYTES:
             if frame.bulk_bytes:
                 self._fill(into)
@@ -165,7 +171,12 @@ class Channel:
                 if time.monotonic() >= deadline:
                     raise WaitTimeout(f"no answer to {type(message).__name__} within {limit_s:.0f} s") from None
 
+    def kernel_bytes(self) -> tuple[int, int] | None:
+        """(sent, received) as the system counted them, also after close(); asks the system, so not for every frame."""
+        return self.stream.kernel_bytes() or self._kernel_bytes
+
     def close(self) -> None:
+        self._kernel_bytes = self.kernel_bytes()
         self.stream.close()
 
 

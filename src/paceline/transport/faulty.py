@@ -203,6 +203,9 @@ class Faulty(Stream):
             time.sleep(min(left_s, LOOK_S))
             raise WaitTimeout("nothing came in time: cut off by --chaos")
 
+    def kernel_bytes(self) -> tuple[int, int] | None:
+        return self._inner.kernel_bytes()
+
     def send_arenas(self, arenas: Sequence[Arena]) -> None:
         self._inner.send_arenas(arenas)
 

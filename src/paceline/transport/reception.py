@@ -15,6 +15,7 @@ from paceline.transport.channel import Channel, accept
 
 MAX_HALF_OPEN = 64  # connections that have not proved anything yet
 OWN_HALF_OPEN = 16  # of them on lanes that only this host reaches: strangers on tcp cannot take those places
+OWN_HOST = ("shm", "inproc")
 
 
 class Reception:
@@ -35,7 +36,7 @@ class Reception:
         for name in lanes:
             listener = LANES[name].listen(address)
             self._listeners.append(listener)
-            room = MAX_HALF_OPEN - OWN_HALF_OPEN if name == "tcp" else OWN_HALF_OPEN
+            room = OWN_HALF_OPEN if name in OWN_HOST else MAX_HALF_OPEN - OWN_HALF_OPEN
             self.start(f"accept-{name}", self._accept, listener, threading.BoundedSemaphore(room))
 
     def start(self, name: str, target: Callable[..., None], *args: object) -> None:

@@ -4,6 +4,8 @@ Chosen when the two tasks do not share a kernel and a network namespace, or forc
 """
 
 import socket
+import struct
+import sys
 import time
 from contextlib import suppress
 from typing import ClassVar
@@ -13,6 +15,12 @@ from paceline.transport.base import Stream, split
 
 PAUSE_S = 0.05
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}  # s, s, times, ms
+
+
+# Where the kernel's struct tcp_info has them: bytes received; bytes sent, and of those the ones sent again.
+INFO_BYTES = 216
+RECEIVED, SENT = struct.Struct("=Q"), struct.Struct("=QQ")
+RECEIVED_AT, SENT_AT = 128, 200
 
 
 class TcpStream(Stream):
@@ -25,6 +33,23 @@ class TcpStream(Stream):
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def kernel_bytes(self) -> tuple[int, int] | None:
+        return info_bytes(self._sock)
+
+
+def info_bytes(sock: socket.socket) -> tuple[int, int] | None:
+    """(sent, received) by TCP_INFO, each byte once; None on other systems, old kernels and closed sockets."""
+    if sys.platform != "linux":
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < INFO_BYTES:
+        return None
+    sent, again = SENT.unpack_from(info, SENT_AT)
+    return sent - again, RECEIVED.unpack_from(info, RECEIVED_AT)[0]
 
 
 class TcpListener:

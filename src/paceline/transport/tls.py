@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from paceline.errors import AuthenticationError, ConnectionLost, UsageError, WaitTimeout
 from paceline.transport.base import Buffer, Stream
+from paceline.transport.tcp import info_bytes
 
 CERTIFICATE = "certificate.pem"
 PRIVATE_KEY = "key.pem"
@@ -59,6 +60,9 @@ class TlsStream(Stream):
                 raise WaitTimeout("no TLS handshake came to its end in time")
             self.set_timeout(left_s)
             left_bytes -= self._take_in(left_bytes)
+
+    def kernel_bytes(self) -> tuple[int, int] | None:
+        return info_bytes(self._sock)
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
         with self._writing:

@@ -212,6 +212,7 @@ class Client:
         if not link.index:
             flags |= self._wants_ticket
         try:
+            link.copied_in += link.slot_bytes
             link.send(kind, flags, self.push_id, self._tail, self._payloads[link.index])
         except ConnectionLost:
             return  # whoever waits for the answer sees that too, and sends it again

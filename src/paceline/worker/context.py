@@ -505,8 +505,9 @@ class Context:
     def _leave(self) -> None:
         trainee = self._trainee
         trainee.finish()
-        report = self._reporter.end(self.worker_index, trainee, trainee.discarded)
         links = trainee.client.links
+        counts = [(link.channel.lane, link.counts()) for link in links]
+        report = self._reporter.end(self.worker_index, trainee, trainee.discarded, counts)
         if self.is_chief:
             trainee.send_carried()
         trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first

@@ -13,6 +13,7 @@ from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Ledger
 from paceline.transport.base import Buffer
 from paceline.transport.channel import ASK_S, Channel
+from paceline.transport.counts import Counts, counts_of
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
@@ -60,6 +61,10 @@ class Link:
         self.version = 0
         self.offset = 0  # this shard's version less ps:0's, where rounds are counted
         self.slot: memoryview | None = None
+        self.slot_bytes = 0  # of a gradient in a slot that both map; where it travels the channel counts it
+        self.copied_in = 0  # bytes, into the slot
+        self._copied_out = 0  # and out of what the ps shares
+        self._earlier = Counts()  # on the connections before this one
         self._worker = worker
         self._incarnation = incarnation
         self._parameters: memoryview | None = None
@@ -96,6 +101,7 @@ class Link:
             self._sequence = parameters.memory[:8].cast("Q")
             self._parameters = parameters.memory[HEADER_BYTES:]
             self.slot = slot.memory[HEADER_BYTES:]
+            self.slot_bytes = self.slot_bytes or self.slot.nbytes
             self._bell = Bell(slot.memory)
             if self.channel.lane == "shm":
                 parameters.close()
@@ -112,6 +118,7 @@ class Link:
         """On a new connection. The gradient that lies in the slot moves with us, if we are still the same; what was
         read is still of the version that it was read at."""
         self.channel.close()
+        self._earlier += counts_of(self.channel)
         old, version, lineage, is_same = self.slot, self.version, self.lineage, self._incarnation == join.incarnation
         self.channel, self._incarnation = channel, join.incarnation
         joined = self.join(join)
@@ -289,6 +296,7 @@ class Link:
                 continue
             self.into[:] = self._parameters
             if self._sequence[0] == before:
+                self._copied_out += self.into.nbytes
                 self.version = before % ASSIGNMENT // 2
                 self._note_read()
                 return
@@ -297,6 +305,7 @@ class Link:
         frame = self._wait_frame(asked)
         assert self.slot is not None
         self.into[:] = self.slot
+        self._copied_out += self.into.nbytes
         self.version = frame.version
         self._note_read()
 
@@ -312,6 +321,10 @@ class Link:
             except WaitTimeout:
                 if time.monotonic() >= deadline:
                     raise ConnectionLost(f"ps:{self.index} has not answered for {ASK_S:.0f} s") from None
+
+    def counts(self) -> Counts:
+        """What this worker and this ps gave each other so far, on all connections and in shared memory."""
+        return self._earlier + counts_of(self.channel) + Counts(self.copied_in, self._copied_out)
 
     def close(self) -> None:
         self.channel.close()

@@ -5,18 +5,20 @@ Used by worker/context, one a task. Must never wait: what cannot be written is d
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from paceline.cluster.discovery import Assignment
 from paceline.telemetry import lines
+from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
-from paceline.telemetry.records import WorkerReport
+from paceline.telemetry.records import PairBytes, WorkerReport
 from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
+from paceline.transport.counts import Counts
 
 LINES_PER_S = 3.0
 
@@ -44,6 +46,8 @@ class Reporter:
         self._began_s = time.monotonic()
         self._trained_from_s = 0.0
         self.clock = StepClock()
+        self._meter: Meter | None = None
+        self._ticked_s = 0.0  # processor time of the thread that ticks
         run_dir = assignment.settings.run_dir if assignment else None
         paths = RunPaths(run_dir) if run_dir else None
         self.sink = Sink(paths.telemetry(assignment.task) if paths and assignment else None)
@@ -65,6 +69,9 @@ class Reporter:
         self.clock.earlier = stepping.steps  # of an earlier life, or of the run that is resumed
         self.clock.waited(waited_s)
         self._say(lines.begins_line(self._trained_from_s))
+        if self._task and threading.current_thread() is threading.main_thread():  # else it shares its process
+            self._meter = Meter(self._task, is_on_card="gpu" in device)
+            self._meter.look()
         threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
 
     def stepped(self, worker: int, stepping: Stepping, now_s: float) -> None:
@@ -91,8 +98,11 @@ class Reporter:
         if self._events is not None and stepping is not None:
             self._events.scalars(numbers, stepping.newest_step())
 
-    def end(self, worker: int, stepping: Stepping, discarded: int) -> WorkerReport:
-        """Training has ended: the last lines, the last record, the report."""
+    def end(
+        self, worker: int, stepping: Stepping, discarded: int, counts: Sequence[tuple[str, Counts]] = ()
+    ) -> WorkerReport:
+        """Training has ended: the last lines, the last record, the report. `counts`: what went to each ps, in their
+        order, and on which lane."""
         self.last_step(worker, stepping)
         ended_s = time.time()
         took_s = ended_s - self._trained_from_s
@@ -101,7 +111,9 @@ class Reporter:
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)
-        report = msgspec.structs.replace(report, device=self._device)
+        use = self._meter.use(self._ticked_s + self.sink.cpu_s) if self._meter is not None else None
+        pairs = [pair(self._task, index, *each) for index, each in enumerate(counts)]
+        report = msgspec.structs.replace(report, device=self._device, use=use, pairs=pairs)
         self.sink.event("report", task=self._task, report=msgspec.to_builtins(report))
         return report
 
@@ -119,8 +131,11 @@ class Reporter:
         steps, at_s = self.clock.earlier, time.monotonic()
         while not self._stop.wait(1.0):
             now_steps, now_s = stepping.steps, time.monotonic()
+            if self._meter is not None:
+                self._meter.look()
             self._record(stepping, (now_steps - steps) / (now_s - at_s))
             steps, at_s = now_steps, now_s
+            self._ticked_s = time.thread_time()
 
     def _record(self, stepping: Stepping, steps_per_s: float) -> None:
         self.sink.tick(
@@ -131,4 +146,18 @@ class Reporter:
             metrics=dict(self._metrics),
             phase="train",
             device=self._device,
+            **(self._meter.told() if self._meter is not None else {}),
         )
+
+
+def pair(worker: str, ps: int, lane: str, counts: Counts) -> PairBytes:
+    """One worker and one ps, for the summary."""
+    return PairBytes(
+        worker=worker,
+        ps=f"ps:{ps}",
+        lane=lane,
+        pushed_bytes=counts.sent,
+        pulled_bytes=counts.received,
+        tcp_sent_bytes=counts.tcp_sent,
+        tcp_received_bytes=counts.tcp_received,
+    )

@@ -53,6 +53,7 @@ class Outgoing:
         self._payloads: list[Sequence[Buffer]] = []
         for link, pieces, size in zip(links, plan.shards, plan.shard_bytes, strict=True):
             recast = Recast(layout, pieces, size, casts)
+            link.slot_bytes = 0 if link.slot is None else recast.size_bytes
             slot = link.slot[: recast.size_bytes] if link.slot is not None else Arena.private(recast.size_bytes).memory
             self._view(slot, pieces, recast)
             self._payloads.append(() if link.shares_memory or not pieces else (slot,))

@@ -35,6 +35,7 @@ class Outgoing:
         self.slots: list[memoryview | None] = []
         for link, pieces, recast in zip(links, plan.shards, self.recasts, strict=True):
             slot = None if link.slot is None else link.slot[: recast.size_bytes]
+            link.slot_bytes = 0 if slot is None else recast.size_bytes
             if slot is None and (device.type != "cpu" or is_small or not recast.is_same):
                 # Gradients of an accelerator must come to the host, what is cast must lie somewhere, and little ones
                 # are sent faster in one piece.

@@ -88,6 +88,7 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "lab/peers.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -1,11 +1,14 @@
 """HOW are scenarios measured side by side? All are started once and idle on a pipe; one at a time is told to run.
 
 Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
+One group of rows after the other, each with processes of its own:
 
-1. start all scenarios, wait until each is ready, warm each up,
+1. start its scenarios, wait until each is ready, warm each up,
 2. look how much the idle processes use, all together,
 3. each repetition: the rows in an order of its own, each between two runs of what it is compared with,
-4. end everything, sum up.
+4. end everything.
+
+When the last group is done: the tables.
 """
 
 import tempfile
@@ -18,12 +21,13 @@ import numpy as np
 from paceline.datasets import mnist
 from paceline.errors import ClusterError
 from paceline.lab import scenario, tables
+from paceline.lab.cells import REMARK
 from paceline.lab.interrupts import undisturbed
 from paceline.lab.meters import CpuMeter
 from paceline.lab.processes import Group, Times
 from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile
-from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Segment
+from paceline.lab.scenario import Amounts, Matrix, Measured, Pair, RowVerdicts, Scenario, Segment
 from paceline.lab.starting import Starter
 from paceline.launchers.ports import Reserved
 
@@ -45,6 +49,7 @@ class Repetitions:
         self.failures: dict[str, str] = {}
         self._progress = progress
         self._matrix = matrix
+        self._name = matrix.name
         self._amounts = matrix.amounts
         self._results = results
         self._kinds = {each.name: each.kind for each in matrix.scenarios}
@@ -52,46 +57,52 @@ class Repetitions:
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
         self._divided: dict[str, list[Times]] = {}  # of scenarios that say where their time goes
-        self._others = 0.0  # cores that other programs used meanwhile
+        self._others: dict[int, float] = {}  # by group: cores that other programs used meanwhile
 
     def run(self, folder: Path) -> None:
-        """From the first process to the table."""
+        """From the first process to the last table."""
+        parts = scenario.groups(self._matrix.rows)
+        for number, group in enumerate(parts):
+            self._name = self._matrix.name + (f", part {number + 1} of {len(parts)}" if len(parts) > 1 else "")
+            self._run_group(folder, group)
+        self._sum_up()
+
+    def _run_group(self, folder: Path, group: int) -> None:
+        self._groups = {}
         try:
-            with Reserved() as ports:
-                self._start(folder, ports)  # 1
+            with Reserved() as ports, tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
+                write_data(Path(data))
+                starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
+                self._start(starter, scenario.of_group(self._matrix, group))  # 1
                 self._warm_up()
                 self._look_idle()  # 2
-                self._repeat()  # 3
+                self._repeat(group)  # 3
                 self._end()
         finally:
             with undisturbed():  # 4
-                for group in self._groups.values():
-                    group.kill()
-        self._sum_up()
+                for each in self._groups.values():
+                    each.kill()
 
     # --- 1 ----------------------------------------------------------------------------------------------------
 
-    def _start(self, folder: Path, ports: Reserved) -> None:
-        self._progress.update(f"{self._matrix.name}: starting {len(self._matrix.scenarios)} scenarios")
-        with tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
-            write_data(Path(data))
-            starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
-            names = [each.name for each in self._matrix.scenarios]
-            for number, each in enumerate(self._matrix.scenarios):
-                self._groups[each.name] = Group()
-                try:
-                    starter.start(each, self._groups[each.name])
-                except (ClusterError, OSError) as error:
-                    self._fail(each.name, error)
-                if number >= STARTING:  # as many imports of torch at once as a small machine bears
-                    self._await(names[number - STARTING])
-            for name in names[-STARTING:]:
-                self._await(name)
+    def _start(self, starter: Starter, scenarios: Sequence[Scenario]) -> None:
+        self._progress.update(f"{self._name}: starting {len(scenarios)} scenarios")
+        names = [each.name for each in scenarios]
+        for number, each in enumerate(scenarios):
+            self._groups[each.name] = Group(is_stopped_between=each.is_stopped_between)
+            try:
+                starter.start(each, self._groups[each.name])
+            except (ClusterError, OSError) as error:
+                self._fail(each.name, error)
+            if number >= STARTING:  # as many imports of torch at once as a small machine bears
+                self._await(names[number - STARTING])
+        for name in names[-STARTING:]:
+            self._await(name)
 
     def _await(self, name: str) -> None:
         if name in self.failures:
             return
-        self._progress.update(f"{self._matrix.name}: waiting for {name}")
+        self._progress.update(f"{self._name}: waiting for {name}")
         try:
             self._groups[name].await_ready(time.monotonic() + READY_S)
         except ClusterError as error:
@@ -107,9 +118,9 @@ class Repetitions:
 
     def _warm_up(self) -> None:
         """Everything once, without keeping the times: allocators, caches, and how long a segment will take."""
-        for name, kind in self._kinds.items():
-            self._progress.update(f"{self._matrix.name}: warming up {name}")
-            self._run(name, 0, 3 if kind is Kind.CARRIER else self._amounts.warmup_steps)
+        for name in self._groups:
+            self._progress.update(f"{self._name}: warming up {name}")
+            self._run(name, 0, self._amounts.warm_up(self._kinds[name]))
 
     # --- 2 ----------------------------------------------------------------------------------------------------
 
@@ -127,9 +138,9 @@ class Repetitions:
 
     # --- 3 ----------------------------------------------------------------------------------------------------
 
-    def _repeat(self) -> None:
+    def _repeat(self, group: int) -> None:
         reps, seed = self._amounts.reps, self._amounts.seed
-        plans = [scenario.plan(self._matrix.rows, repetition, seed) for repetition in range(reps)]
+        plans = [scenario.plan(self._matrix.rows, repetition, seed, group) for repetition in range(reps)]
         meter = CpuMeter(self._alive())
         for repetition, segments in enumerate(plans):
             later = [segment for plan in plans[repetition + 1 :] for segment in plan]
@@ -137,14 +148,15 @@ class Repetitions:
             for at, segment in enumerate(segments):
                 left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
                 self._progress.update(
-                    f"{self._matrix.name}: repetition {repetition + 1} of {reps}, {segment.scenario}, "
+                    f"{self._name}: repetition {repetition + 1} of {reps}, {segment.scenario}, "
                     f"about {duration(left_s)} left"
                 )
                 times.append(self._measure(repetition, at, segment))
             self._pairs += scenario.pairs(segments, times)
-        _, self._others = meter.cores()
-        self._results.others(self._others)
-        self._progress.say(f"Meanwhile other programs used {self._others:.2f} cores; 0 is what a measurement wants.")
+        _, others = meter.cores()
+        self._others[group] = others
+        self._results.others(others)
+        self._progress.say(f"Meanwhile other programs used {others:.2f} cores; 0 is what a measurement wants.")
 
     def _measure(self, repetition: int, at: int, segment: Segment) -> float | None:
         """The step time of the slowest worker: a step of the cluster is done when all have done theirs."""
@@ -169,7 +181,7 @@ class Repetitions:
     # --- 4 ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        self._progress.update(f"{self._matrix.name}: ending all processes")
+        self._progress.update(f"{self._name}: ending all processes")
         for name, group in self._groups.items():
             late = [] if name in self.failures else group.end(END_S)
             if late:
@@ -178,7 +190,8 @@ class Repetitions:
     def _sum_up(self) -> None:
         rows = self._matrix.rows
         summaries = [tables.summarise(row, self._of(index)) for index, row in enumerate(rows)]
-        cells = tables.cells(rows, summaries, self.failures, self._others)
+        judged = max((self._others.get(row.group, 0.0) for row in rows if row.bar is not None), default=0.0)
+        cells = tables.cells(rows, summaries, self.failures, judged)
         for summary, line in zip(summaries, cells, strict=True):
             if summary is not None:
                 self._results.row(summary, line[-1])
@@ -187,6 +200,17 @@ class Repetitions:
         if self._divided:
             self._progress.table("Where the client's step goes, µs", *tables.divided(self._in_order()))
             self._progress.say(IN_PARTS)
+        measured = Measured(pairs={row.title: self._of(index) for index, row in enumerate(rows)}, others=self._others)
+        for verdicts in self._matrix.verdicts:
+            self._judge(verdicts, measured)
+
+    def _judge(self, verdicts: RowVerdicts, measured: Measured) -> None:
+        """What the rows say together."""
+        head, lines = (*verdicts.columns, REMARK), verdicts.lines(measured)
+        self._progress.table(verdicts.title, head, lines)
+        self._results.verdicts(verdicts.title, head, lines)
+        if verdicts.note:
+            self._progress.say(verdicts.note)
 
     def _in_order(self) -> list[tuple[str, list[tuple[float, dict[str, float]]]]]:
         """Scenario by scenario: the times of all segments, each with its parts."""

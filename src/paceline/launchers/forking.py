@@ -24,6 +24,7 @@ from paceline.launchers.kernel import die_with, show_as
 LOG, NULL = 0, 1  # the first descriptors of a request; the named ones follow
 MAX_DESCRIPTORS = 16
 GO = b"g"
+COMPILER = "torch._dynamo"
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +68,19 @@ def import_all(names: Sequence[str]) -> None:
     for name in new:
         with suppress(Exception):
             importlib.import_module(name)
+    if "torch" in sys.modules and not is_postponed():
+        with suppress(Exception):
+            importlib.import_module(COMPILER)  # once here, not at the first optimizer of every task
     if new:
         gc.collect()
         gc.freeze()  # the collector of a task need not touch, and so copy, what all share
+
+
+def is_postponed() -> bool:
+    """Whether tasks do without torch's compiler until they compile something; an import of torch, so asked after it."""
+    from paceline.worker import torch_compiler
+
+    return COMPILER not in sys.modules and torch_compiler.postpone()
 
 
 def fork_twice(side: socket.socket) -> bool:

@@ -3,10 +3,11 @@ BIN := .venv/bin
 JOBS ?= 2
 EXTRAS ?= dev,lab,tb
 STAMP := .venv/.installed-$(EXTRAS)
+PEERS := .venv-peers/.installed
 TOGETHER := -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full fuzz check lint pictures clean
+.PHONY: help demo test test-full fuzz check lint pictures peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +41,13 @@ check: lint ## what to run before a commit: lint and the import-direction test
 pictures: $(STAMP) ## draws docs/pictures again, from the deciding code itself
 	$(BIN)/python docs/pictures/draw.py
 
+$(PEERS): bench/peers/requirements.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt
+	touch $@
+
+peers: $(PEERS) ## the systems that `paceline lab run peers` measures beside ours, into .venv-peers
+
 clean: ## removes the environment, caches and build outputs; run folders stay
-	rm -rf .venv build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

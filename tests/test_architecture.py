@@ -92,6 +92,7 @@ PURE = [
     "lab/axes.py",
     "lab/figures.py",
     "lab/carrier_matrix.py",
+    "lab/peers.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

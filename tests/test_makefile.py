@@ -40,3 +40,14 @@ def test_a_package_that_must_be_there_is_no_reason_to_skip(needed: str, code: in
 def test_continuous_integration_must_have_tensorflow_and_grpc() -> None:
     text = (ROOT / ".ci" / "run").read_text()
     assert "PACELINE_TEST_NEEDS=tensorflow,grpc" in text and ",grpc,tensorflow" in text
+
+
+def test_peers_get_an_environment_of_their_own() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "make peers " in said and "paceline lab run peers" in said
+    command = ["make", "-n", "-B", "peers"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (install,) = [line for line in told.splitlines() if "pip install" in line]
+    assert install.startswith(".venv-peers/bin/python") and install.endswith("-r bench/peers/requirements.txt")
+    assert "touch .venv-peers/.installed" in told, "the lab takes it only when it is complete"
+    assert ".venv-peers/" in (ROOT / ".gitignore").read_text().split()

@@ -94,6 +94,18 @@ def test_a_forked_task_sees_what_an_executed_one_sees(nursery: Nursery, stage: S
     assert told[0][2] == f"paceline worker:0 {stage.folder / 'script.py'} --epochs 3"
 
 
+COMPILER = "import sys; sys.exit(7 if 'torch._dynamo' in sys.modules else 'torch' in sys.modules)"
+
+
+def test_the_compiler_is_imported_once_for_those_who_will_compile(nursery: Nursery, stage: Stage) -> None:
+    assert stage.run(Children(nursery), COMPILER)[0] == 1, "torch is there, its compiler is not"
+    made = Nursery(BASE, compiles=True)
+    try:
+        assert stage.run(Children(made), COMPILER)[0] == 7
+    finally:
+        made.close()
+
+
 def test_two_tasks_have_different_random_numbers(nursery: Nursery, stage: Stage) -> None:
     children = Children(nursery)
     first, second = (json.loads(stage.run(children, PROBE)[1].splitlines()[1]) for _ in range(2))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launchers.entry import Program
-from paceline.launchers.frameworks import brings_tensorflow, imported
+from paceline.launchers.frameworks import brings_tensorflow, calls_compile, compiles, imported
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,21 @@ def test_a_module_is_found_without_importing_it(tmp_path: Path, monkeypatch: pyt
 def test_a_script_that_is_not_there_brings_nothing() -> None:
     assert not brings_tensorflow(Program(script="/nowhere/train.py"))
     assert imported("") == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("called = torch.compile(model, fullgraph=True)", True),
+        ("model.compile()", True),
+        ("step = partial(torch.compile, mode='default')", True),
+        ("pattern = re.compile('compile')", False),
+        ("# torch.compile(model)", False),
+        ("def broken(:", False),
+    ],
+)
+def test_a_script_that_compiles_is_told_by_its_calls(line: str, told: bool, tmp_path: Path) -> None:
+    assert calls_compile(line) == told
+    (tmp_path / "train.py").write_text(line)
+    assert compiles(Program(script=str(tmp_path / "train.py"))) == told
+    assert not compiles(Program(script=str(tmp_path / "nobody.py")))

@@ -174,7 +174,7 @@ def test_finished_repetitions_are_kept(
     folder = tmp_path / "small-1"
     assert measured(rows(2), folder, is_ended=False) == EXIT_OK
     kept = Kept(folder / "results.jsonl")
-    assert repetitions_left(rows(3), kept) == [2]
+    assert repetitions_left(rows(3), kept) == [(0, 2)]
     assert told_kept(rows(3), kept) == "Measured already, and skipped: 2 of 3 repetitions of the rows."
     assert measured(rows(3), folder, kept) == EXIT_OK
     segments = [each["repetition"] for each in lines_of(folder) if each["kind"] == "segment"]
@@ -212,8 +212,10 @@ def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:
     assert other.source == estimate.OTHERS and other.seconds == ran[0].seconds
     assert [each.source for each in estimate.of_cells(matrix, ran, ["a"])] == [estimate.DONE, estimate.EARLIER]
     us = {"copy": 1e6, "again": 2e6}
-    start, row = estimate.of_rows(rows(7), us, range(7))
-    each = 5 * (1 + 2 + 1)  # so many steps of a carrier, warm-up and all, of the row and of what is beside it
+    start, row = estimate.of_rows(rows(7), us, [(0, number) for number in range(7)])
+    each = sum(rows(7).amounts.of(Kind.CARRIER, 0)) * (
+        1 + 2 + 1
+    )  # so many steps of a carrier, warm-up and all, of the row and of what is beside it
     assert (row.source, row.seconds) == (estimate.EARLIER, 7 * each) and start.source.startswith(estimate.GUESS)
     assert [each.source for each in estimate.of_rows(rows(7), us, [])] == [estimate.DONE]
 

@@ -11,6 +11,7 @@ from paceline.lab import (
     in_graph,
     modes,
     overhead,
+    peers,
     safety,
     tensorflow,
 )
@@ -27,4 +28,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "documents": documents.matrix,
     "tensorflow": tensorflow.matrix,
     "carriers": carrier_matrix.matrix,
+    "peers": peers.matrix,
 }

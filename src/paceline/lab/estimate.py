@@ -49,19 +49,19 @@ def _of_cell(cell: Cell, ran: Sequence[RanCell]) -> Estimate:
     return Estimate(cell.title, GUESS_OF_LIMIT * cell.limit_s, f"{GUESS}: a quarter of its limit")
 
 
-def of_rows(matrix: Matrix, us: Mapping[str, float], repetitions: Sequence[int]) -> list[Estimate]:
+def of_rows(matrix: Matrix, us: Mapping[str, float], repetitions: Sequence[tuple[int, int]]) -> list[Estimate]:
     """The rows, over the repetitions that are left, each with what runs beside it; starting is a line of its own."""
     if not matrix.rows or not repetitions:
         return [Estimate(row.title, 0.0, DONE) for row in matrix.rows]
-    kinds = {each.name: each.kind for each in matrix.scenarios}
+    sizes = {each.name: sum(matrix.amounts.of(each.kind, each.load_bytes)) for each in matrix.scenarios}
 
     def segment_s(name: str) -> float:
-        return us[name] * 1e-6 * sum(matrix.amounts.of(kinds[name])) if name in us else GUESS_SEGMENT_S
+        return us[name] * 1e-6 * sizes[name] if name in us else GUESS_SEGMENT_S
 
     total = [0.0] * len(matrix.rows)
-    for repetition in repetitions:
+    for group, repetition in repetitions:
         row = 0
-        for segment in plan(matrix.rows, repetition, matrix.amounts.seed):
+        for segment in plan(matrix.rows, repetition, matrix.amounts.seed, group):
             row = row if segment.row is None else segment.row
             total[row] += segment_s(segment.scenario)
     made = [

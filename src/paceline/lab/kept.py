@@ -50,6 +50,7 @@ class RanSegment(msgspec.Struct, frozen=True, kw_only=True):
     repetition: int
     at: int
     scenario: str
+    group: int = 0
     us: list[float] | None = None
     along_us: list[float] = []
     parts: dict[str, float] = {}
@@ -63,6 +64,7 @@ class RanFailed(msgspec.Struct, frozen=True, kw_only=True):
 class RanOthers(msgspec.Struct, frozen=True, kw_only=True):
     cores: float
     of: str = "runs"
+    group: int = 0
 
 
 class Kept:
@@ -72,9 +74,9 @@ class Kept:
         self.facts: Provenance | None = None
         self.is_ended = False
         self.failures: dict[str, str] = {}  # of scenarios and cells, by name
-        self.others = 0.0  # cores that other programs used while rows were measured
+        self.others: dict[int, float] = {}  # cores that other programs used while a group of rows was measured
         self.cells: dict[str, RanCell] = {}
-        self._repetitions: dict[int, dict[int, RanSegment]] = {}
+        self._repetitions: dict[tuple[int, int], dict[int, RanSegment]] = {}  # by group and number
         for line in _lines(path) if path is not None else ():
             self._take(line)
 
@@ -88,13 +90,14 @@ class Kept:
                 self.cells[ran.title] = ran
             elif kind == "segment":
                 segment = msgspec.json.decode(line, type=RanSegment)
-                self._repetitions.setdefault(segment.repetition, {})[segment.at] = segment
+                self._repetitions.setdefault((segment.group, segment.repetition), {})[segment.at] = segment
             elif kind == "failed":
                 failed = msgspec.json.decode(line, type=RanFailed)
                 self.failures[failed.scenario] = failed.cause
             elif kind == "others":
                 others = msgspec.json.decode(line, type=RanOthers)
-                self.others = max(self.others, others.cores if others.of == "rows" else 0.0)
+                if others.of == "rows":
+                    self.others[others.group] = max(self.others.get(others.group, 0.0), others.cores)
             self.is_ended = kind == "end"
         except msgspec.MsgspecError:
             return  # half a line: whoever wrote it was killed
@@ -107,9 +110,9 @@ class Kept:
         fields = {name: getattr(ran, name) for name in Finished.__struct_fields__}
         return Finished(**fields)
 
-    def repetition(self, number: int, num_segments: int) -> list[RanSegment] | None:
-        """All segments of a repetition in their order; None: it did not come to its end."""
-        found = self._repetitions.get(number, {})
+    def repetition(self, group: int, number: int, num_segments: int) -> list[RanSegment] | None:
+        """All segments of a repetition of a group in their order; None: it did not come to its end."""
+        found = self._repetitions.get((group, number), {})
         return [found[at] for at in range(num_segments)] if set(found) >= set(range(num_segments)) else None
 
     def segment_us(self) -> dict[str, float]:

@@ -50,12 +50,14 @@ def _ended_s() -> float:
 
 
 def _ours_s(groups: Sequence[Group]) -> float:
+    """With what they have started, and with what has ended of that: a peer may bring many processes of its own."""
     total = time.process_time()
     for process in (p for group in groups for p in group.processes):
         with suppress(psutil.Error):
-            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children()]:
+            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
                 times = each.cpu_times()
                 total += times.user + times.system
+                total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total
 
 

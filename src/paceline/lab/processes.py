@@ -143,6 +143,12 @@ class Process:
             self.is_gone(within_s)
         self.kill()
 
+    def signal_group(self, number: signal.Signals) -> None:
+        """To it, and to everything in its group."""
+        if self.code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, number)
+
     def kill(self) -> None:
         """Now, with everything it has started itself in its group; tasks of a cluster die with their launcher."""
         with suppress(ProcessLookupError, PermissionError):
@@ -155,10 +161,19 @@ class Process:
 
 
 class Group:
-    """The processes of one scenario; those that speak are told and asked together."""
+    """The processes of one scenario; those that speak are told and asked together.
 
-    def __init__(self) -> None:
+    With `is_stopped_between` nothing of it runs from one order to the next, nor before the first one.
+    """
+
+    def __init__(self, is_stopped_between: bool = False) -> None:
         self.processes: list[Process] = []
+        self._is_stopped_between = is_stopped_between
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._is_stopped_between:
+            for process in self.processes:
+                process.signal_group(number)
 
     @property
     def speakers(self) -> list[Process]:
@@ -169,9 +184,11 @@ class Group:
             reply = process.reply(deadline_s)
             if reply.missing is not None:
                 raise Failed(f"missing: {reply.missing}")
+        self._signal(signal.SIGSTOP)
 
     def run(self, untimed: int, timed: int, limit_s: float) -> Times:
         """Everybody runs at the same time; those that run along do so until all others are done."""
+        self._signal(signal.SIGCONT)
         deadline_s = time.monotonic() + limit_s
         along = [process for process in self.speakers if process.runs_along]
         for process in self.speakers:
@@ -180,6 +197,7 @@ class Group:
         for process in along:
             process.tell(0, 0)
         along_us = [self._timed(process, deadline_s)[0] for process in along]
+        self._signal(signal.SIGSTOP)
         return Times(us=[us for us, _ in replies], along_us=along_us, parts=replies[0][1] if replies else {})
 
     def _timed(self, process: Process, deadline_s: float) -> tuple[float, dict[str, float]]:
@@ -190,6 +208,7 @@ class Group:
 
     def end(self, within_s: float) -> list[str]:
         """Let them end by themselves, then kill; the names of those that had to be killed come back."""
+        self._signal(signal.SIGCONT)
         deadline_s = time.monotonic() + within_s
         for process in self.speakers:
             process.let_go()

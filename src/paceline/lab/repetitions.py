@@ -2,11 +2,14 @@
 
 Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
 Repetitions that an interrupted run of the same matrix has brought to their end are taken from it.
+One group of rows after the other, each with processes of its own:
 
-1. start all scenarios, wait until each is ready, warm each up,
+1. start its scenarios, wait until each is ready, warm each up,
 2. look how much the idle processes use, all together,
 3. each repetition: the rows in an order of its own, each between two runs of what it is compared with,
-4. end everything, sum up.
+4. end everything.
+
+When the last group is done: the tables.
 """
 
 import tempfile
@@ -19,13 +22,14 @@ import numpy as np
 from paceline.datasets import mnist
 from paceline.errors import ClusterError
 from paceline.lab import scenario, tables
+from paceline.lab.cells import REMARK
 from paceline.lab.interrupts import undisturbed
 from paceline.lab.kept import Kept
 from paceline.lab.meters import CpuMeter
 from paceline.lab.processes import Group, Times
 from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile
-from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Segment
+from paceline.lab.scenario import Amounts, Matrix, Measured, Pair, RowVerdicts, Scenario, Segment
 from paceline.lab.starting import Starter
 from paceline.launchers.ports import Reserved
 
@@ -48,6 +52,7 @@ class Repetitions:
         self._kept = kept or Kept()
         self._progress = progress
         self._matrix = matrix
+        self._name = matrix.name
         self._amounts = matrix.amounts
         self._results = results
         self._kinds = {each.name: each.kind for each in matrix.scenarios}
@@ -56,23 +61,32 @@ class Repetitions:
         self._last_s: dict[str, float] = {}
         self._pairs: list[Pair] = []
         self._divided: dict[str, list[Times]] = {}  # of scenarios that say where their time goes
-        self._others = self._kept.others  # cores that other programs used meanwhile
-        self._plans = [scenario.plan(matrix.rows, each, self._amounts.seed) for each in range(self._amounts.reps)]
+        self._others = dict(self._kept.others)  # by group: cores that other programs used meanwhile
+        self._plans = {  # by group and repetition
+            (group, each): scenario.plan(matrix.rows, each, self._amounts.seed, group)
+            for group in scenario.groups(matrix.rows)
+            for each in range(self._amounts.reps)
+        }
 
     def run(self, folder: Path) -> None:
-        """From the first process to the table."""
-        left = self._take_kept()
-        if left:
-            self._measure_all(folder, left)
-        else:
-            self.failures |= {name: why for name, why in self._kept.failures.items() if name in self._kinds}
+        """From the first process to the last table."""
+        parts = scenario.groups(self._matrix.rows)
+        for number, group in enumerate(parts):
+            self._name = self._matrix.name + (f", part {number + 1} of {len(parts)}" if len(parts) > 1 else "")
+            left = self._take_kept(group)
+            if left:
+                self._run_group(folder, group, left)
+            else:
+                needed = {each.name for each in scenario.of_group(self._matrix, group)}
+                self.failures |= {name: why for name, why in self._kept.failures.items() if name in needed}
         self._sum_up()
 
-    def _take_kept(self) -> list[int]:
+    def _take_kept(self, group: int) -> list[int]:
         """Repetitions that were measured before count; the numbers of the others come back."""
         left = []
-        for repetition, segments in enumerate(self._plans):
-            ran = self._kept.repetition(repetition, len(segments))
+        for repetition in range(self._amounts.reps):
+            segments = self._plans[group, repetition]
+            ran = self._kept.repetition(group, repetition, len(segments))
             if ran is None:
                 left.append(repetition)
                 continue
@@ -82,42 +96,42 @@ class Repetitions:
                     self._divided.setdefault(each.scenario, []).append(Times(us=each.us, parts=each.parts))
         return left
 
-    def _measure_all(self, folder: Path, left: Sequence[int]) -> None:
+    def _run_group(self, folder: Path, group: int, left: Sequence[int]) -> None:
+        self._groups = {}
         try:
-            with Reserved() as ports:
-                self._start(folder, ports)  # 1
+            with Reserved() as ports, tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
+                write_data(Path(data))
+                starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
+                self._start(starter, scenario.of_group(self._matrix, group))  # 1
                 self._warm_up()
                 self._look_idle()  # 2
-                self._repeat(left)  # 3
+                self._repeat(group, left)  # 3
                 self._end()
         finally:
             with undisturbed():  # 4
-                for group in self._groups.values():
-                    group.kill()
+                for each in self._groups.values():
+                    each.kill()
 
     # --- 1 ----------------------------------------------------------------------------------------------------
 
-    def _start(self, folder: Path, ports: Reserved) -> None:
-        self._progress.update(f"{self._matrix.name}: starting {len(self._matrix.scenarios)} scenarios")
-        with tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
-            write_data(Path(data))
-            starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
-            names = [each.name for each in self._matrix.scenarios]
-            for number, each in enumerate(self._matrix.scenarios):
-                self._groups[each.name] = Group()
-                try:
-                    starter.start(each, self._groups[each.name])
-                except (ClusterError, OSError) as error:
-                    self._fail(each.name, error)
-                if number >= STARTING:  # as many imports of torch at once as a small machine bears
-                    self._await(names[number - STARTING])
-            for name in names[-STARTING:]:
-                self._await(name)
+    def _start(self, starter: Starter, scenarios: Sequence[Scenario]) -> None:
+        self._progress.update(f"{self._name}: starting {len(scenarios)} scenarios")
+        names = [each.name for each in scenarios]
+        for number, each in enumerate(scenarios):
+            self._groups[each.name] = Group(is_stopped_between=each.is_stopped_between)
+            try:
+                starter.start(each, self._groups[each.name])
+            except (ClusterError, OSError) as error:
+                self._fail(each.name, error)
+            if number >= STARTING:  # as many imports of torch at once as a small machine bears
+                self._await(names[number - STARTING])
+        for name in names[-STARTING:]:
+            self._await(name)
 
     def _await(self, name: str) -> None:
         if name in self.failures:
             return
-        self._progress.update(f"{self._matrix.name}: waiting for {name}")
+        self._progress.update(f"{self._name}: waiting for {name}")
         try:
             self._groups[name].await_ready(time.monotonic() + READY_S)
         except ClusterError as error:
@@ -133,9 +147,9 @@ class Repetitions:
 
     def _warm_up(self) -> None:
         """Everything once, without keeping the times: allocators, caches, and how long a segment will take."""
-        for name, kind in self._kinds.items():
-            self._progress.update(f"{self._matrix.name}: warming up {name}")
-            self._run(name, 0, 3 if kind is Kind.CARRIER else self._amounts.warmup_steps)
+        for name in self._groups:
+            self._progress.update(f"{self._name}: warming up {name}")
+            self._run(name, 0, self._amounts.warm_up(self._kinds[name]))
 
     # --- 2 ----------------------------------------------------------------------------------------------------
 
@@ -153,25 +167,25 @@ class Repetitions:
 
     # --- 3 ----------------------------------------------------------------------------------------------------
 
-    def _repeat(self, left: Sequence[int]) -> None:
+    def _repeat(self, group: int, left: Sequence[int]) -> None:
         meter = CpuMeter(self._alive())
         try:
             for number, repetition in enumerate(left):
-                later = [segment for each in left[number + 1 :] for segment in self._plans[each]]
-                self._once(repetition, later)
+                later = [segment for each in left[number + 1 :] for segment in self._plans[group, each]]
+                self._once(repetition, self._plans[group, repetition], later)
         finally:
             _, others = meter.cores()
-            self._others = max(self._others, others)
-            self._results.others(self._others, "rows")
-        self._progress.say(f"Meanwhile other programs used {self._others:.2f} cores; 0 is what a measurement wants.")
+            self._others[group] = max(self._others.get(group, 0.0), others)
+            self._results.others(self._others[group], "rows", group)
+        told = f"{self._others[group]:.2f}"
+        self._progress.say(f"Meanwhile other programs used {told} cores; 0 is what a measurement wants.")
 
-    def _once(self, repetition: int, later: Sequence[Segment]) -> None:
-        segments = self._plans[repetition]
+    def _once(self, repetition: int, segments: Sequence[Segment], later: Sequence[Segment]) -> None:
         times: list[float | None] = []
         for at, segment in enumerate(segments):
             left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
             self._progress.update(
-                f"{self._matrix.name}: repetition {repetition + 1} of {self._amounts.reps}, {segment.scenario}, "
+                f"{self._name}: repetition {repetition + 1} of {self._amounts.reps}, {segment.scenario}, "
                 f"about {duration(left_s)} left"
             )
             times.append(self._measure(repetition, at, segment))
@@ -200,7 +214,7 @@ class Repetitions:
     # --- 4 ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        self._progress.update(f"{self._matrix.name}: ending all processes")
+        self._progress.update(f"{self._name}: ending all processes")
         for name, group in self._groups.items():
             late = [] if name in self.failures else group.end(END_S)
             if late:
@@ -209,7 +223,8 @@ class Repetitions:
     def _sum_up(self) -> None:
         rows = self._matrix.rows
         summaries = [tables.summarise(row, self._of(index)) for index, row in enumerate(rows)]
-        cells = tables.cells(rows, summaries, self.failures, self._others)
+        judged = max((self._others.get(row.group, 0.0) for row in rows if row.bar is not None), default=0.0)
+        cells = tables.cells(rows, summaries, self.failures, judged)
         for summary, line in zip(summaries, cells, strict=True):
             if summary is not None:
                 self._results.row(summary, line[-1])
@@ -218,6 +233,17 @@ class Repetitions:
         if self._divided:
             self._progress.table("Where the client's step goes, µs", *tables.divided(self._in_order()))
             self._progress.say(IN_PARTS)
+        measured = Measured(pairs={row.title: self._of(index) for index, row in enumerate(rows)}, others=self._others)
+        for verdicts in self._matrix.verdicts:
+            self._judge(verdicts, measured)
+
+    def _judge(self, verdicts: RowVerdicts, measured: Measured) -> None:
+        """What the rows say together."""
+        head, lines = (*verdicts.columns, REMARK), verdicts.lines(measured)
+        self._progress.table(verdicts.title, head, lines)
+        self._results.verdicts(verdicts.title, head, lines)
+        if verdicts.note:
+            self._progress.say(verdicts.note)
 
     def _in_order(self) -> list[tuple[str, list[tuple[float, dict[str, float]]]]]:
         """Scenario by scenario: the times of all segments, each with its parts."""

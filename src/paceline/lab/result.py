@@ -172,9 +172,9 @@ class ResultFile:
     def idle(self, cores: float, num_processes: int) -> None:
         self._line("idle", {"cores": cores, "processes": num_processes})
 
-    def others(self, cores: float, of: str = "runs") -> None:
-        """What other programs used meanwhile; `of`: the whole runs, or the rows side by side."""
-        self._line("others", {"cores": cores, "of": of})
+    def others(self, cores: float, of: str = "runs", group: int = 0) -> None:
+        """What other programs used meanwhile; `of`: the whole runs, or a group of the rows side by side."""
+        self._line("others", {"cores": cores, "of": of, "group": group})
 
     def failed(self, scenario: str, cause: str, traceback: Sequence[str] = ()) -> None:
         self._line("failed", {"scenario": scenario, "cause": cause, "traceback": list(traceback)})

@@ -201,12 +201,15 @@ def listed(matrix: Matrix, plan: soak.Plan | None, earlier: Sequence[Kept], done
     return EXIT_OK
 
 
-def repetitions_left(matrix: Matrix, done: Kept) -> list[int]:
-    """The repetitions of the rows that did not come to their end before."""
-    if not matrix.rows:
-        return []
-    plans = [scenario.plan(matrix.rows, each, matrix.amounts.seed) for each in range(matrix.amounts.reps)]
-    return [number for number, each in enumerate(plans) if done.repetition(number, len(each)) is None]
+def repetitions_left(matrix: Matrix, done: Kept) -> list[tuple[int, int]]:
+    """The repetitions that did not come to their end before: the group of rows, and the number."""
+    left = []
+    for group in scenario.groups(matrix.rows):
+        for number in range(matrix.amounts.reps):
+            segments = scenario.plan(matrix.rows, number, matrix.amounts.seed, group)
+            if done.repetition(group, number, len(segments)) is None:
+                left.append((group, number))
+    return left
 
 
 def told_kept(matrix: Matrix, done: Kept) -> str:
@@ -215,7 +218,7 @@ def told_kept(matrix: Matrix, done: Kept) -> str:
     skipped = sum(done.of(cell) is not None for cell in cells)
     parts = [f"{skipped} of {len(cells)} runs"] if cells else []
     if matrix.rows:
-        reps = matrix.amounts.reps
+        reps = matrix.amounts.reps * len(scenario.groups(matrix.rows))
         parts.append(f"{reps - len(repetitions_left(matrix, done))} of {reps} repetitions of the rows")
     return f"Measured already, and skipped: {' and '.join(parts)}."
 

@@ -4,7 +4,7 @@ Used by every matrix, by lab/run and lab/repetitions. Pure: no process, no clock
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -22,6 +22,8 @@ class Kind(Enum):
     SINGLE = "single"  # PyTorch alone; several workers are as many single processes at the same time
     CLUSTER = "cluster"  # ps and workers through the package's own entry
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker, and one a ps
+    DRIVER = "driver"  # another system that starts its own ps and workers: bench/peers/<what>.py, one process
+    START = "start"  # a step is a whole start: lab/start_script does <what>
     IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
 
@@ -39,6 +41,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load_bytes: int | None = None  # of a carrier; None: as the amounts say
     batch: int | None = None  # samples for each worker in a step; None: as the recipe says
     straggler: int | None = None  # this worker is slow: it runs along while the others are measured
+    is_stopped_between: bool = False  # by a signal, while others are measured: idle, it would use the processor
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +53,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bar: float | None = None  # the ratio must not be above it (plus the spread of the A/A row)
     aim: float | None = None
     is_noise: bool = False  # the A/A row: the same against the same
+    group: int = 0  # measured when the processes of the groups before it are gone
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +74,41 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
         """
         if kind is Kind.CARRIER and (load_bytes or self.carrier_bytes) > SMALL_BYTES:
             return 2, max(3, self.steps // 15)
+        if kind is Kind.START:
+            return 0, 1
         return max(10, self.steps // 10), self.steps
+
+    def warm_up(self, kind: Kind) -> int:
+        """How many steps a scenario does first of all."""
+        return {Kind.CARRIER: 3, Kind.START: 1}.get(kind, self.warmup_steps)
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One repetition of a row: its time, and the mean of what ran before and after."""
+
+    row: int
+    us: float
+    beside_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.us / self.beside_us
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What all rows gave."""
+
+    pairs: Mapping[str, Sequence[Pair]]  # by the row's title; none for a row that failed
+    others: Mapping[int, float]  # by group: cores that other programs used meanwhile
+
+
+class RowVerdicts(msgspec.Struct, frozen=True, kw_only=True):
+    """What rows say together: another table, made when the last of them was measured."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: Callable[[Measured], list[tuple[str, ...]]]  # each as long as the columns and the remark
+    note: str = ""
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +120,23 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: tuple[Scenario, ...] = ()
     rows: tuple[Row, ...] = ()
     amounts: Amounts = Amounts()
+    verdicts: tuple[RowVerdicts, ...] = ()  # of the rows
 
     @property
     def titles(self) -> list[str]:
         """Everything that --only may name."""
         return [cell.title for table in self.tables for cell in table.cells] + [row.title for row in self.rows]
+
+
+def groups(rows: Sequence[Row]) -> list[int]:
+    """In the order in which they are measured."""
+    return sorted({row.group for row in rows})
+
+
+def of_group(matrix: Matrix, group: int) -> list[Scenario]:
+    """What must run for the rows of a group."""
+    needed = {name for row in matrix.rows if row.group == group for name in (row.scenario, row.beside)}
+    return [each for each in matrix.scenarios if each.name in needed]
 
 
 def only(matrix: Matrix, text: str) -> Matrix:
@@ -105,10 +155,11 @@ class Segment(msgspec.Struct, frozen=True):
 
     scenario: str
     row: int | None = None
+    group: int = 0
 
 
-def plan(rows: Sequence[Row], repetition: int, seed: int) -> list[Segment]:
-    """The segments of one repetition, rows in an order of its own.
+def plan(rows: Sequence[Row], repetition: int, seed: int, group: int = 0) -> list[Segment]:
+    """The segments of one repetition of a group, rows in an order of its own.
 
     INVARIANT: right before and right after a row's segment runs what it is compared with. Neighbours that are
     compared with the same scenario share the segment between them.
@@ -117,27 +168,15 @@ def plan(rows: Sequence[Row], repetition: int, seed: int) -> list[Segment]:
     >>> [s.scenario for s in plan([aa, aa], 0, 0)]
     ['a', 'b', 'a', 'b', 'a']
     """
-    order = list(range(len(rows)))
+    order = [index for index, row in enumerate(rows) if row.group == group]
     random.Random(f"{seed}-{repetition}").shuffle(order)
     segments: list[Segment] = []
     for index in order:
         row = rows[index]
         if not segments or segments[-1].scenario != row.beside:
-            segments.append(Segment(row.beside))
-        segments += [Segment(row.scenario, index), Segment(row.beside)]
+            segments.append(Segment(row.beside, None, group))
+        segments += [Segment(row.scenario, index, group), Segment(row.beside, None, group)]
     return segments
-
-
-class Pair(msgspec.Struct, frozen=True):
-    """One repetition of a row: its time, and the mean of what ran before and after."""
-
-    row: int
-    us: float
-    beside_us: float
-
-    @property
-    def ratio(self) -> float:
-        return self.us / self.beside_us
 
 
 def pairs(segments: Sequence[Segment], times_us: Sequence[float | None]) -> list[Pair]:

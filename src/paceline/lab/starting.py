@@ -27,7 +27,9 @@ WORKER = "paceline.lab.worker_script"
 KERAS_WORKER = "paceline.lab.keras_script"
 CARRIER = "paceline.lab.carriers"
 FEEDER = "paceline.lab.feeder_script"
+STARTS = "paceline.lab.start_script"
 PEERS = Path("bench") / "peers"
+PEERS_VENV = Path(".venv-peers")
 
 
 class Starter:
@@ -52,6 +54,10 @@ class Starter:
             self._alone(scenario, group, worker, ("single", *trained))
         elif scenario.kind is Kind.PEER:
             self._peer(scenario, group)
+        elif scenario.kind is Kind.DRIVER:
+            self._driver(scenario, group)
+        elif scenario.kind is Kind.START:
+            self._alone(scenario, group, STARTS, (scenario.what, *started(scenario)))
         elif scenario.kind is Kind.CLUSTER:
             self._cluster(scenario, group, (worker, "worker", *trained))
         elif scenario.kind is Kind.IN_GRAPH:
@@ -116,9 +122,7 @@ class Starter:
 
     def _peer(self, scenario: Scenario, group: Group) -> None:
         """One process a rank, as torchrun would start them; with ps, one process a task, as TensorFlow does."""
-        script = find_peer(scenario.what)
-        if script is None:
-            raise Failed(f"missing: {PEERS / scenario.what}.py is not here; run from a clone of the repository")
+        script = peer(scenario.what)
         logs = self._paths(scenario).root / "logs"
         if scenario.num_ps:
             self._peer_tasks(scenario, group, script, logs)
@@ -128,20 +132,29 @@ class Starter:
         world = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(scenario.num_workers)}
         for rank in range(scenario.num_workers):
             environ = {**self._environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, str(script), *self._data]
+            command = [peers_python(), str(script), *self._data]
             log = logs / f"rank-{rank}.log"
             group.processes.append(Process(f"rank {rank}", command, environ, log, speaks=True))
 
     def _peer_tasks(self, scenario: Scenario, group: Group, script: Path, logs: Path) -> None:
         hosts = {"ps": self._ports.addresses(scenario.num_ps), "worker": self._ports.addresses(scenario.num_workers)}
         self._ports.before_start()
-        cluster = [part for job, addresses in hosts.items() for part in (f"--{job}-hosts", ",".join(addresses))]
+        cluster = [f"--{job}-hosts={','.join(addresses)}" for job, addresses in hosts.items()]
         for job, addresses in hosts.items():
             for task in range(len(addresses)):
-                command = [sys.executable, str(script), *self._data, *cluster, "--job", job, "--task", str(task)]
+                command = [peers_python(), str(script), *self._data, *cluster, "--job", job, "--task", str(task)]
                 log, is_ps = logs / f"{job}-{task}.log", job == "ps"
                 process = Process(f"{job}:{task}", command, self._environ, log, speaks=not is_ps, only_serves=is_ps)
                 group.processes.append(process)
+
+    def _driver(self, scenario: Scenario, group: Group) -> None:
+        """One process that starts the others itself, in its process group or so that they end with it."""
+        script, log = peer(scenario.what), self._paths(scenario).root / "logs" / "driver.log"
+        hosts = {"ps": scenario.num_ps, "worker": scenario.num_workers}
+        cluster = [f"--{job}-hosts={','.join(self._ports.addresses(count))}" for job, count in hosts.items()]
+        self._ports.before_start()
+        command = [peers_python(), str(script), *self._data, *cluster]
+        group.processes.append(Process(scenario.name, command, self._environ, log, speaks=True))
 
 
 def check_lane(settings: Settings) -> None:
@@ -177,6 +190,25 @@ def slug(name: str) -> str:
     '1-ps-2-workers-async-shm'
     """
     return "-".join("".join(c if c.isalnum() else " " for c in name).split())
+
+
+def started(scenario: Scenario) -> tuple[str, ...]:
+    """How large the cluster is that lab/start_script starts, or whose imports it does."""
+    return ("--ps", str(scenario.num_ps), "--workers", str(scenario.num_workers))
+
+
+def peers_python() -> str:
+    """That of `make peers`, when it came to its end; else our own, which may have some of what peers need."""
+    installed = in_clone(PEERS_VENV / ".installed")
+    return str(installed.parent / "bin" / "python") if installed else sys.executable
+
+
+def peer(what: str) -> Path:
+    """The peer's script; Failed where there is none."""
+    script = find_peer(what)
+    if script is None:
+        raise Failed(f"missing: {PEERS / what}.py is not here; run from a clone of the repository")
+    return script
 
 
 def find_peer(what: str) -> Path | None:

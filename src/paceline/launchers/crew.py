@@ -21,6 +21,7 @@ from paceline.errors import EXIT_OK
 from paceline.launchers import closing, gpus, keeper
 from paceline.launchers.children import Children
 from paceline.launchers.entry import TENSORFLOW_THREADS, Program
+from paceline.launchers.frameworks import compiles
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.nursery import NoNursery, Nursery
 from paceline.launchers.restart import Again, Ended, Over, decide, will_repeat
@@ -173,9 +174,14 @@ class Crew:
 def open_nursery(run: Run) -> Nursery | None:
     """One that loads what tasks need, or None where there can be none."""
     try:
-        return Nursery(run.environ)
+        return Nursery(run.environ, compiles=will_compile(run.program, run.settings))
     except (NoNursery, OSError):
         return None
+
+
+def will_compile(program: Program, settings: Settings) -> bool:
+    """Whether workers will import torch's compiler: torch's own optimizer.step() does, and a script that compiles."""
+    return settings.mode == "local" or compiles(program)
 
 
 def size_bytes(path: Path) -> int:

@@ -24,6 +24,7 @@ from paceline.launchers.kernel import die_with, show_as
 LOG, NULL = 0, 1  # the first descriptors of a request; the named ones follow
 MAX_DESCRIPTORS = 16
 GO = b"g"
+COMPILER = "torch._dynamo"
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until the launcher is gone, and return only in a forked process: the exit code of its task."""
     side = socket.socket(fileno=int(argv[0]))
     die_with(int(argv[1]))
+    gc.disable()  # imports make hardly any garbage, and looking for it took 0.2 s; a task has its collector on
     while True:
         message, descriptors, _, _ = socket.recv_fds(side, 64, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not message:
@@ -67,9 +69,18 @@ def import_all(names: Sequence[str]) -> None:
     for name in new:
         with suppress(Exception):
             importlib.import_module(name)
+    if "torch" in sys.modules and not is_postponed():
+        with suppress(Exception):
+            importlib.import_module(COMPILER)  # once here, not at the first optimizer of every task
     if new:
-        gc.collect()
         gc.freeze()  # the collector of a task need not touch, and so copy, what all share
+
+
+def is_postponed() -> bool:
+    """Whether tasks do without torch's compiler until they compile something; an import of torch, so asked after it."""
+    from paceline.worker import torch_compiler
+
+    return COMPILER not in sys.modules and torch_compiler.postpone()
 
 
 def fork_twice(side: socket.socket) -> bool:
@@ -104,6 +115,7 @@ def fork_twice(side: socket.socket) -> bool:
 
 def begin(birth: Birth, descriptors: Sequence[int]) -> None:
     """Make the process what a new one would be: its files, folder, environment, and random numbers of its own."""
+    gc.enable()
     os.dup2(descriptors[NULL], 0)
     os.dup2(descriptors[LOG], 1)
     os.dup2(descriptors[LOG], 2)

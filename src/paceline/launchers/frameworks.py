@@ -2,6 +2,7 @@
 
 Asked by launchers/children before it starts a worker. The nursery has imported torch; a TensorFlow worker needs none,
 and two frameworks in one process are two thread pools and twice the memory. So it is started by exec.
+launchers/crew asks whether a script compiles: the nursery then imports torch's compiler once for all workers.
 Reads what is written, never runs it: all `import` statements of the script, also in functions, and of modules that lie
 beside it.
 """
@@ -24,6 +25,25 @@ def brings_tensorflow(program: Program) -> bool:
     if script is None:
         return False
     return bool(TENSORFLOW & imported(_read(script), lambda name: _read(script.parent / f"{name}.py")))
+
+
+def compiles(program: Program) -> bool:
+    """Whether its own source calls something named compile, as `torch.compile(model)` and `model.compile()` do."""
+    script = _module_file(program.script) if program.is_module else Path(program.script)
+    return script is not None and calls_compile(_read(script))
+
+
+def calls_compile(source: str) -> bool:
+    """
+    >>> calls_compile("model = torch.compile(model)"), calls_compile("re.compile('a')"), calls_compile("compiled = 1")
+    (True, False, False)
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # the task itself will say so
+        return False
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "compile"]
+    return any(not (isinstance(node.value, ast.Name) and node.value.id == "re") for node in called)
 
 
 def imported(source: str, beside: Callable[[str], str] = lambda name: "") -> set[str]:

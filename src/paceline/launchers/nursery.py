@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import EXIT_TRAINING
-from paceline.launchers.forking import Birth
+from paceline.launchers.forking import COMPILER, Birth
 from paceline.launchers.kernel import adopting
 
 VARIABLE = "PACELINE_NURSERY"  # 0: start every task by exec
@@ -25,7 +25,7 @@ END_S = 5.0
 NO_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"  # an import that asks whether there is CUDA must not start the driver
 ROOM = "." * 200  # of its command line, for the names of tasks
 PS_NEEDS = ["paceline.launchers.task", "paceline.launchers.serving"]
-WORKER_NEEDS = ["paceline.launchers.task", "paceline.worker.torch_preparation", "torch._dynamo"]
+WORKER_NEEDS = ["paceline.launchers.task", "paceline.worker.torch_preparation"]
 
 
 class NoNursery(Exception):
@@ -57,11 +57,15 @@ class Forked:
 class Nursery:
     """One nursery process; started by the first birth at the latest."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Start it; what it imports is loaded with this environment, so the number of threads is in it."""
+    def __init__(self, environ: Mapping[str, str], compiles: bool = False) -> None:
+        """Start it; what it imports is loaded with this environment, so the number of threads is in it.
+
+        Workers that will need torch's compiler have it imported once for all of them; others never import it.
+        """
         if not can_fork(environ):
             raise NoNursery("this system has no fork that we can use")
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._worker_needs = [*PS_NEEDS, *WORKER_NEEDS, *([COMPILER] if compiles else [])]
         self.is_wanted: Callable[[], bool] = lambda: True  # asked while a birth takes its time
         self._side = mine
         self._side.settimeout(LOOK_S)
@@ -96,7 +100,7 @@ class Nursery:
             environ=dict(environ),
             cwd=os.getcwd(),
             title=title,
-            imports=PS_NEEDS if is_ps else [*PS_NEEDS, *WORKER_NEEDS],
+            imports=PS_NEEDS if is_ps else self._worker_needs,
             named=list(named),
         )
         try:

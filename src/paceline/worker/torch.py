@@ -15,6 +15,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.torch_compiler import disabled
 from paceline.worker.torch_copies import copies_stand_alone, readers_see_the_newest
 from paceline.worker.torch_devices import mapping_lines
 from paceline.worker.torch_gradients import Outgoing
@@ -106,9 +107,15 @@ class TorchTrainee(Trainee):
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
         self._overlap = self._make_overlap()
         self.mirror()
-        before_forward = torch._dynamo.disable(self._before_forward)  # type: ignore[no-untyped-call]
+        hook = self.model.register_forward_pre_hook(disabled(self._before_forward, lambda made: swap(made)))
+        pre_hooks = self.model._forward_pre_hooks
+
+        def swap(made: Callable[..., None]) -> None:
+            if hook.id in pre_hooks:
+                pre_hooks[hook.id] = made
+
         hooks = [
-            ("_forward_pre_hooks", self.model.register_forward_pre_hook(before_forward)),
+            ("_forward_pre_hooks", hook),
             ("_state_dict_pre_hooks", self.model.register_state_dict_pre_hook(lambda *_: self.settle())),  # type: ignore[no-untyped-call]
             ("_load_state_dict_post_hooks", self.model.register_load_state_dict_post_hook(lambda *_: on_load())),  # type: ignore[no-untyped-call]
         ]

@@ -1,0 +1,94 @@
+"""WHEN is torch's compiler imported? When somebody compiles, not when the first optimizer is made: that takes 1.2 s.
+
+postpone() is called in the nursery, for all that it forks; disabled() by worker/torch. Must never change what runs
+once the compiler is there, nor rely on torch's private name: without it, everything is as torch does it.
+
+torch wraps four methods of its optimizers so that the compiler passes by, and imports the compiler for it at their
+first call. INVARIANT: they are called directly only while torch._dynamo was not imported, when nobody can compile.
+1. The unwrapped methods are put where torch keeps its wrapped ones. 2. Whoever imports torch._dynamo, for example
+torch.compile, first makes them torch's own again, 3. and then has the hooks that were to be wrapped swapped.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+COMPILER = "torch._dynamo"
+KEPT = "__dynamo_disable"  # where torch/_compile.py keeps what it has wrapped
+Hook = Callable[..., Any]
+
+
+class Watch:
+    """Sees an import of the compiler, once; a finder that never finds anything else."""
+
+    def __init__(self) -> None:
+        self.then: list[Callable[[], None]] = []
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != COMPILER or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        for method in methods():  # 2
+            vars(method).pop(KEPT, None)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def execute_and_swap(module: ModuleType) -> None:
+            del loader.exec_module  # the loader's own again
+            execute(module)
+            for swap in self.then:  # 3
+                swap()
+
+        loader.exec_module = execute_and_swap
+
+
+def postpone() -> bool:
+    """1. From now on no optimizer imports the compiler; False where this torch keeps nothing that we know of."""
+    if watch() is not None:
+        return True
+    found = list(methods())
+    makes = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if COMPILER in sys.modules or makes not in found:
+        return False
+    for method in found:
+        setattr(method, KEPT, method)
+    sys.meta_path.insert(0, Watch())
+    return True
+
+
+def disabled(hook: Hook, swap: Callable[[Hook], None]) -> Hook:
+    """`torch._dynamo.disable(hook)`; while the compiler is postponed the hook itself, and `swap` takes that later."""
+    postponed = watch()
+    if postponed is None:
+        return wrapped(hook)
+    postponed.then.append(lambda: swap(wrapped(hook)))
+    return hook
+
+
+def wrapped(hook: Hook) -> Hook:
+    compiler: Any = sys.modules.get(COMPILER) or torch._dynamo
+    made: Hook = compiler.disable(hook)
+    return made
+
+
+def watch() -> Watch | None:
+    """There while the compiler is postponed."""
+    return next((each for each in sys.meta_path if isinstance(each, Watch)), None)
+
+
+def methods() -> Iterator[Any]:
+    """What torch has wrapped in its optimizers, without the wrapping."""
+    for wrapping in vars(torch.optim.Optimizer).values():
+        code = getattr(wrapping, "__code__", None)
+        if code is not None and KEPT in code.co_consts and hasattr(wrapping, "__wrapped__"):
+            yield wrapping.__wrapped__

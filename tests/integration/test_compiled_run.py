@@ -1,0 +1,16 @@
+"""DOES a script compile that nobody expected to? The nursery has not imported torch's compiler; bits stay equal."""
+
+from pathlib import Path
+
+import pytest
+from process_fixtures import PROGRAMS
+from processes import Processes
+
+
+@pytest.mark.timeout(120)
+def test_a_script_may_compile_after_its_first_steps(processes: Processes) -> None:
+    processes.paceline(
+        "run", "--workers=1", "--run-dir=made", "--max-restarts=0", PROGRAMS / "compiles_late.py"
+    ).ends_with(0)
+    log = Path(processes.folder / "made" / "logs" / "worker-0.log").read_text()
+    assert "compiled, and equal" in log

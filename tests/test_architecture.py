@@ -88,6 +88,15 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "lab/lines.py",
+    "lab/known.py",
+    "lab/facts.py",
+    "lab/limits.py",
+    "lab/telling.py",
+    "lab/comparing.py",
+    "lab/drawables.py",
+    "lab/series.py",
+    "lab/task_series.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import StepMs
+from paceline.telemetry.records import Histograms, StepMs
 
 NONE = "-"
 REMARK = "remark"
@@ -78,6 +78,7 @@ class Ps(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     updates: int = 0
     apply_ms: float | None = None
+    staleness: Histograms = {}  # how often which one came, worker by worker
     pushes: dict[str, int] = {}
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, accuracy, scenario, soak
+from paceline.lab import MATRICES, accuracy, report, scenario, soak
 from paceline.lab.cells import NOT_BROKEN
 from paceline.lab.interrupts import interruptible
 from paceline.lab.progress import Progress
@@ -61,6 +61,7 @@ def main(request: Request) -> int:
         progress.close()
         results.close()
         print(f"Results: {shown(results.path)}", flush=True)
+        print(report.told(out / stamp), flush=True)
 
 
 def checked(request: Request) -> Matrix:

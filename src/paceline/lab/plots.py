@@ -50,9 +50,13 @@ LOOK: Any = {  # matplotlib types every key of it
 
 def svg(picture: Picture) -> str:
     """The picture as text that can stand in a page: no prolog, ids that no other picture has."""
-    stream = io.StringIO()
     with rc_context(LOOK):
-        _figure(picture).savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+        return _svg(picture, _figure(picture))
+
+
+def _svg(picture: Picture, figure: Figure) -> str:
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     text = text[text.index("<svg") :]
     for before in ('id="', 'href="#', "url(#"):
@@ -63,10 +67,11 @@ def svg(picture: Picture) -> str:
 def save(picture: Picture, folder: Path) -> str:
     """Write NAME.svg and NAME.png; the SVG's text comes back."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = svg(picture)
-    folder.joinpath(f"{picture.name}.svg").write_text(text + "\n", encoding="utf-8")
     with rc_context(LOOK):
-        _figure(picture).savefig(folder / f"{picture.name}.png", dpi=PNG_DPI)
+        figure = _figure(picture)
+        text = _svg(picture, figure)
+        folder.joinpath(f"{picture.name}.svg").write_text(text + "\n", encoding="utf-8")
+        figure.savefig(folder / f"{picture.name}.png", dpi=PNG_DPI)
     return text
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import Histograms, StepMs
+from paceline.telemetry.records import Histograms, StepMs, StepSplit
 
 NONE = "-"
 REMARK = "remark"
@@ -66,6 +66,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     discarded: int = 0
     step_ms: StepMs | None = None
+    split: StepSplit | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
     epoch_s: float | None = None

@@ -25,6 +25,10 @@ class Stepping(Protocol):
     """How far the training is: this worker's steps, and the cluster's as far as this worker has seen."""
 
     steps: int
+    exchanged_s: float
+
+    @property
+    def read_s(self) -> float | None: ...
 
     def newest_step(self) -> int: ...
 
@@ -99,6 +103,7 @@ class Reporter:
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(took_s))
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
+        self.clock.divided(stepping.exchanged_s, stepping.read_s)
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)
         report = msgspec.structs.replace(report, device=self._device)

@@ -159,3 +159,9 @@ def test_epochs_stand_beside_the_documents() -> None:
 def test_odd_numbers_and_names_are_drawn(picture: Lines | Bars) -> None:
     text = plots.svg(picture)
     assert text.startswith("<svg") and text == plots.svg(picture), "the same picture is the same text"
+
+
+def test_axes_of_lines_that_end_far_apart_have_plain_numbers() -> None:
+    lines = (Line("a", (0.3, 0.9), (0.0, 1.0)), Line("b", (0.3, 9.0), (0.0, 1.0)))
+    text = plots.svg(Lines(name="l", title="t", x_label="s", y_label="y", lines=lines))
+    assert plots.is_wide(lines) and "mathdefault" not in text and ">0.5<" in text

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from paceline.lab.drawables import Bars, Group, Line, Lines, Picture
 
@@ -113,7 +113,9 @@ def _lines(picture: Lines) -> Figure:
         labels.append(picture.ideal.label)
     if not picture.is_counted and is_wide(picture.lines):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())  # matplotlib's own are mathematics
         axes.grid(which="minor", axis="x", linewidth=0.3)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)

@@ -10,6 +10,8 @@ from paceline.lab.facts import parts_of, trained_s
 from paceline.lab.lines import Measured, Result, families
 
 MB = 1e6
+RARE = 0.005  # of all pushes
+MOST_BARS = 12  # the last one holds the rest
 
 
 def _tasks(cells: Sequence[Measured]) -> Iterable[tuple[str, Measured]]:
@@ -56,13 +58,24 @@ def staleness(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
             counts[name] = total
     if not counts:
         return
-    most = min(max(max(each) for each in counts.values()), 15)
-    labels = tuple(str(n) if n < 15 else "15+" for n in range(most + 1))
+    most = min(max(_last_bar(total) for total in counts.values()), MOST_BARS)
+    has_more = any(max(total) > most for total in counts.values())
+    labels = tuple(f"{n}+" if n == most and has_more else str(n) for n in range(most + 1))
     groups = tuple(Group(name, _shares(total, most)) for name, total in list(counts.items())[:MOST_LINES])
     yield Bars(
         name=name_of(table, "staleness"), title=f"Staleness: {table}", unit="% of pushes", categories=labels,
         groups=groups, is_upright=True, x_label="staleness: updates between pull and push",
     )  # fmt: skip
+
+
+def _last_bar(total: dict[int, int]) -> int:
+    """Beyond it there is next to nothing.
+
+    >>> _last_bar({0: 900, 1: 90, 2: 9, 40: 1})
+    2
+    """
+    whole = sum(total.values())
+    return next(n for n in range(max(total) + 1) if sum(c for at, c in total.items() if at > n) <= RARE * whole)
 
 
 def _shares(total: dict[int, int], most: int) -> tuple[float, ...]:

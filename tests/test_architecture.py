@@ -93,6 +93,15 @@ PURE = [
     "lab/figures.py",
     "lab/carrier_matrix.py",
     "lab/peers.py",
+    "lab/lines.py",
+    "lab/known.py",
+    "lab/facts.py",
+    "lab/limits.py",
+    "lab/telling.py",
+    "lab/comparing.py",
+    "lab/drawables.py",
+    "lab/series.py",
+    "lab/task_series.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

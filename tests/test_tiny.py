@@ -55,6 +55,29 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, factor: float = 1.0
     optimizer.step()
 
 
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_a_step_is_divided_into_data_compute_push_and_pull(has_loader: bool, tmp_path: Path) -> None:
+    def train(ctx: paceline.Context) -> None:
+        model = little()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = ctx.prepare(model, optimizer)
+        for _ in range(20):
+            step(model, optimizer)
+
+    def train_from_loader(ctx: paceline.Context) -> None:
+        model, loader = little(), DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+        for _ in loader:
+            step(model, optimizer)
+
+    summary = paceline.launch(train_from_loader if has_loader else train, ps=1, workers=1, run_dir=str(tmp_path / "r"))
+    (worker,) = summary["workers"]
+    split = worker["split"]
+    assert worker["steps"] == 20 and split["push_pull"] > 0 and split["compute"] > 0
+    assert split["data"] > 0 if has_loader else split["data"] is None
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_mnist_with_1_ps_and_2_workers(mode: str, digits: TensorDataset, tmp_path: Path) -> None:
     losses: dict[int, list[float]] = {0: [], 1: []}

@@ -55,6 +55,9 @@ VERBS = [
     ["ckpt", "diff"],
     ["lab"],
     ["lab", "run"],
+    ["lab", "show"],
+    ["lab", "compare"],
+    ["lab", "report"],
 ]
 
 # Stands for the core in every task: a worker that closes writes a byte, a ps serves until all have.

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import PairBytes, StepMs
+from paceline.telemetry.records import Histograms, PairBytes, StepMs, StepSplit
 from paceline.telemetry.usage import TaskUse
 
 NONE = "-"
@@ -75,6 +75,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     discarded: int = 0
     step_ms: StepMs | None = None
+    split: StepSplit | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
     first_epoch_s: float | None = None
@@ -88,6 +89,7 @@ class Ps(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     updates: int = 0
     apply_ms: float | None = None
+    staleness: Histograms = {}  # how often which one came, worker by worker
     pushes: dict[str, int] = {}
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, accuracy, axes, estimate, flat, kept, scenario, soak, user_file, user_matrix
+from paceline.lab import MATRICES, accuracy, axes, estimate, flat, kept, report, scenario, soak, user_file, user_matrix
 from paceline.lab.cells import NOT_BROKEN
 from paceline.lab.interrupts import interruptible
 from paceline.lab.kept import Kept
@@ -96,6 +96,7 @@ def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, don
         results.close()
         flat.write(folder)
         print(f"Results: {shown(results.path)}", flush=True)
+        print(report.told(folder), flush=True)
 
 
 def chosen(request: Request) -> tuple[Matrix, tuple[tuple[str, str], ...]]:

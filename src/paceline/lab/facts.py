@@ -1,0 +1,161 @@
+"""WHAT is known of a cell or a row that says what limits it? From a result's lines to the facts of lab/limits.
+
+Called by lab/telling. Pure. Must never fill in what was not measured: None means that nobody knows.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from paceline.cluster.slow import parse
+from paceline.errors import UsageError
+from paceline.lab import cells
+from paceline.lab.known import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab.lines import Line, Measured, Result, Segment
+from paceline.lab.tables import quantile
+
+# What a raw socket carries on loopback, there and back together, where the result has no row of its own for it: 40 MB
+# each way in 20 to 24 ms (docs/results/overhead-*.jsonl).
+LOOPBACK_BYTES_PER_S = 3.4e9
+SOCKET = "raw socket"
+FEEDS = 0.5  # of a step: from here on the client is what others wait for
+WAIT = "wait"  # the part of a client's step in which it only waits
+
+
+class _Seconds(msgspec.Struct, frozen=True):
+    seconds: float | None = None
+
+
+def facts(result: Result, cell: Measured) -> Facts:
+    """Everything that is known of a whole run."""
+    trained = trained_s(cell)
+    slowed = _slowed(cell)
+    return Facts(
+        workers=tuple(_worker(cell, worker, trained, slowed) for worker in cell.done.workers),
+        ps=tuple(_ps(cell, ps, trained) for ps in cell.done.ps),
+        mode=cell.flag("--mode", "async"),
+        machine_cores=result.origin.cores,
+        link_share=_link_share(result, cell, trained),
+        lane=" and ".join(sorted({pair.lane for pair in cell.used.pairs if pair.lane})),
+        staleness=cell.done.staleness.mean,
+        start_share=_start_share(cell),
+    )
+
+
+def trained_s(cell: Measured) -> float | None:
+    """How long the workers trained: as the script told it, else about, from the steps of the one that took longest."""
+    told = _told_s(cell)
+    steps = [worker.steps * worker.step_ms.median * 1e-3 for worker in cell.done.workers if worker.step_ms]
+    return told or max(steps, default=None)
+
+
+def _told_s(cell: Measured) -> float | None:
+    try:
+        return msgspec.json.decode(cell.done.told, type=_Seconds).seconds
+    except msgspec.MsgspecError:
+        return None  # a shape of the script's own
+
+
+def _start_share(cell: Measured) -> float | None:
+    """Only where the script told how long it trained: evaluating is no launching."""
+    told, wall_s = _told_s(cell), cell.used.wall_s
+    return max(0.0, 1 - told / wall_s) if told and wall_s else None
+
+
+def _slowed(cell: Measured) -> Mapping[str, float]:
+    try:
+        return {str(task): times for task, times in parse(cell.flag("--slow")).items()}
+    except UsageError:
+        return {}
+
+
+def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed: Mapping[str, float]) -> WorkerFacts:
+    name = f"worker:{worker.index}"
+    median = worker.step_ms.median if worker.step_ms else None
+    used = cell.used.task(name)
+    mine = next((each for each in cell.used.workers if each.index == worker.index), None)
+    parts = (mine.parts if mine else None) or {}
+    return WorkerFacts(
+        name=name,
+        step_ms=1e3 * trained / worker.steps if _told_s(cell) and trained and worker.steps else median,
+        wait_share=min(1.0, worker.waited_s / trained) if trained else None,
+        cores=used.cpu_cores if used else None,
+        split=Split(
+            data_ms=parts.get("data"),
+            compute_ms=parts.get("compute"),
+            exchange_ms=parts.get("push and pull"),
+            wait_ms=parts.get("wait"),
+        ),
+        slowed_times=slowed.get(name),
+    )  # fmt: skip
+
+
+def _ps(cell: Measured, ps: cells.Ps, trained: float | None) -> PsFacts:
+    name = f"ps:{ps.index}"
+    used = cell.used.task(name)
+    busy = ps.apply_ms * 1e-3 * ps.updates / trained if ps.apply_ms is not None and trained else None
+    return PsFacts(
+        name=name, busy_share=None if busy is None else min(1.0, busy), cores=used.cpu_cores if used else None
+    )
+
+
+def _link_share(result: Result, cell: Measured, trained: float | None) -> float | None:
+    """Of tcp on one host: all pairs share it. Of other lanes nobody knows what they carry."""
+    pairs = cell.used.pairs
+    if not pairs or not trained or any(pair.lane != "tcp" for pair in pairs) or "--hosts" in cell.command:
+        return None
+    return sum(pair.pushed_bytes + pair.pulled_bytes for pair in pairs) / trained / socket_speed(result)
+
+
+def socket_speed(result: Result) -> float:
+    """Bytes a second on loopback: measured beside, where it was."""
+    size = result.origin.settings.get("carrier_bytes")
+    times = [max(each.us) for each in result.segments if each.scenario == SOCKET and each.us]
+    if not times or not isinstance(size, int):
+        return LOOPBACK_BYTES_PER_S
+    return 2 * size / (quantile(times, 0.25) * 1e-6)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def parts_of(segments: Sequence[Segment], scenario: str) -> tuple[float, Mapping[str, float]] | None:
+    """The time of a scenario's step and its parts: of the segment at the lower quartile; None where none has parts."""
+    mine = sorted((each for each in segments if each.scenario == scenario and each.us and each.parts), key=_us)
+    if not mine:
+        return None
+    chosen = mine[(len(mine) - 1) // 4]
+    return _us(chosen), chosen.parts
+
+
+def _us(segment: Segment) -> float:
+    return max(segment.us or [0.0])
+
+
+def row_words(result: Result, row: Line) -> str:
+    """What a row says of its cost, against the noise; and where its step goes, if that was measured."""
+    if row.is_noise:
+        return f"The same against the same: {row.ratio:.2f} where 1 is right, {row.spread:.2f} between the quartiles."
+    noise = max(result.noise or 0.0, row.spread)
+    off, beside = row.ratio - 1, row.beside or "what it is measured beside"
+    if abs(off) <= noise:
+        told = [f"No difference from {beside} that is larger than the noise ({100 * noise:.0f} %)"]
+    else:
+        more = "more" if off > 0 else "less"
+        cost = f"A step takes {100 * abs(off):.0f} % {more} than that of {beside} ({row.us - row.beside_us:+.0f} µs)"
+        told = [cost, _parts_words(result, row)]
+    return ". ".join(filter(None, told)) + "."
+
+
+def _parts_words(result: Result, row: Line) -> str:
+    found = parts_of(result.segments, row.scenario) if row.scenario else None
+    if found is None:
+        return ""
+    us, parts = found
+    if us <= 0 or WAIT not in parts:
+        largest = max(parts, key=lambda name: parts[name])
+        return f"The largest part of a step is {largest}: {parts[largest]:.0f} of {us:.0f} µs"
+    own = 1 - parts[WAIT] / us
+    if own >= FEEDS:
+        return f"The client limits: it is busy {100 * own:.0f} % of a step, so a further worker would wait for it"
+    return f"The workers limit: the client waits {100 * (1 - own):.0f} % of a step, so a further worker would pay"

@@ -1,0 +1,140 @@
+"""WHERE does the time of a task go, and what does it use? Pictures of steps, staleness, processor, cards and bytes.
+
+Called by lab/series. Pure. Must never draw a number that no line of the result has, nor an empty picture.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from paceline.lab.drawables import MOST_LINES, Bars, Group, name_of
+from paceline.lab.facts import parts_of, trained_s
+from paceline.lab.lines import Measured, Result, families
+
+MB = 1e6
+RARE = 0.005  # of all pushes
+MOST_BARS = 12  # the last one holds the rest
+
+
+def _tasks(cells: Sequence[Measured]) -> Iterable[tuple[str, Measured]]:
+    """The first run of each family."""
+    return ((name, runs[0]) for name, runs in families(cells).items())
+
+
+def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
+    """Where a step goes, task by task: data, compute, push and pull, waiting; of a ps the applying of one update."""
+    names: list[str] = []
+    lasted: dict[str, list[float | None]] = {
+        label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
+    }
+    for name, cell in _tasks(cells):
+        if not any(worker.parts for worker in cell.used.workers):
+            continue
+        for worker in cell.used.workers:
+            if told := worker.parts:
+                names.append(f"{name}: worker:{worker.index}")
+                for label in lasted:
+                    lasted[label].append(told.get(label))
+        for ps in cell.done.ps:
+            if ps.apply_ms is not None:
+                names.append(f"{name}: ps:{ps.index}")
+                for label in lasted:
+                    lasted[label].append(ps.apply_ms if label == "apply" else None)
+    groups = tuple(Group(label, tuple(values)) for label, values in lasted.items() if any(v for v in values))
+    if groups:
+        yield Bars(
+            name=name_of(table, "step"), title=f"Where a step goes: {table}", unit="milliseconds a step",
+            categories=tuple(names), groups=groups, is_stacked=True,
+        )  # fmt: skip
+
+
+def staleness(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
+    """How often which staleness came, as ps:0 counted; of every run in which there was any."""
+    counts: dict[str, dict[int, int]] = {}
+    for name, cell in _tasks(cells):
+        total: dict[int, int] = {}
+        for histogram in (cell.used.ps[0].staleness if cell.used.ps else {}).values():
+            for staleness, count in histogram.items():
+                total[int(staleness)] = total.get(int(staleness), 0) + count
+        if any(total):
+            counts[name] = total
+    if not counts:
+        return
+    most = min(max(_last_bar(total) for total in counts.values()), MOST_BARS)
+    has_more = any(max(total) > most for total in counts.values())
+    labels = tuple(f"{n}+" if n == most and has_more else str(n) for n in range(most + 1))
+    groups = tuple(Group(name, _shares(total, most)) for name, total in list(counts.items())[:MOST_LINES])
+    yield Bars(
+        name=name_of(table, "staleness"), title=f"Staleness: {table}", unit="% of pushes", categories=labels,
+        groups=groups, is_upright=True, x_label="staleness: updates between pull and push",
+    )  # fmt: skip
+
+
+def _last_bar(total: dict[int, int]) -> int:
+    """Beyond it there is next to nothing.
+
+    >>> _last_bar({0: 900, 1: 90, 2: 9, 40: 1})
+    2
+    """
+    whole = sum(total.values())
+    return next(n for n in range(max(total) + 1) if sum(c for at, c in total.items() if at > n) <= RARE * whole)
+
+
+def _shares(total: dict[int, int], most: int) -> tuple[float, ...]:
+    """In percent; what is beyond the last bar is in it.
+
+    >>> _shares({0: 1, 1: 2, 9: 1}, 2)
+    (25.0, 50.0, 25.0)
+    """
+    whole = sum(total.values())
+    return tuple(
+        100 * sum(count for at, count in total.items() if at == n or (n == most and at > n)) / whole
+        for n in range(most + 1)
+    )
+
+
+def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
+    """Processor, memory, cards and bytes of every task."""
+    kinds: dict[str, tuple[str, dict[str, float]]] = {
+        "cpu": ("cores", {}),
+        "memory": ("MB, peak", {}),
+        "gpu": ("% of the card busy, mean", {}),
+        "network": ("MB a second between the pair", {}),
+    }
+    for name, cell in _tasks(cells):
+        for task in cell.used.tasks:
+            label = f"{name}: {task.name}"
+            if task.cpu_cores is not None:
+                kinds["cpu"][1][label] = task.cpu_cores
+            if task.peak_memory_mb is not None:
+                kinds["memory"][1][label] = task.peak_memory_mb
+            for gpu in task.gpus:
+                if gpu.busy_percent is not None:
+                    kinds["gpu"][1][f"{label}, gpu:{gpu.index}"] = gpu.busy_percent.mean
+        seconds = trained_s(cell)
+        for pair in cell.used.pairs:
+            if seconds:
+                moved = (pair.pushed_bytes + pair.pulled_bytes) / MB / seconds
+                kinds["network"][1][f"{name}: {pair.worker} and {pair.ps} ({pair.lane})"] = moved
+    titles = {"cpu": "Processor", "memory": "Memory", "gpu": "GPU", "network": "Network"}
+    for kind, (unit, values) in kinds.items():
+        if values:
+            yield Bars(
+                name=name_of(table, kind), title=f"{titles[kind]}: {table}", unit=unit,
+                categories=tuple(values), groups=(Group(unit, tuple(values.values())),),
+            )  # fmt: skip
+
+
+def parts(result: Result) -> Iterable[Bars]:
+    found = {
+        name: parts[1]
+        for name in dict.fromkeys(
+            [*(row.scenario for row in result.rows), *(each.scenario for each in result.segments)]
+        )
+        if (parts := parts_of(result.segments, name)) is not None
+    }
+    labels = list(dict.fromkeys(label for parts in found.values() for label in parts))
+    groups = tuple(Group(label, tuple(parts.get(label) for parts in found.values())) for label in labels)
+    if groups:
+        yield Bars(
+            name="parts", title="Where a client's step goes", unit="µs a step", categories=tuple(found), groups=groups,
+            is_stacked=True,
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+"""What limits a cell is said from its numbers, rule by rule; and what was not measured is not guessed."""
+
+import pytest
+
+from paceline.lab import limits
+from paceline.lab.known import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab.limits import Limit, verdict
+
+CALM = PsFacts(name="ps:0", busy_share=0.05, cores=0.12)
+
+
+def worker(index: int = 0, wait_share: float = 0.0, slowed: float | None = None, **ms: float) -> WorkerFacts:
+    parts = {"data_ms": 0.0, "compute_ms": 0.0, "exchange_ms": 0.0, "wait_ms": 0.0} | ms
+    name = f"worker:{index}"
+    return WorkerFacts(name=name, wait_share=wait_share, cores=0.9, split=Split(**parts), slowed_times=slowed)
+
+
+COMPUTING = worker(compute_ms=8.0, data_ms=1.0, exchange_ms=1.0)
+
+
+def test_a_worker_that_computes_most_of_its_step_is_the_limit() -> None:
+    told = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), machine_cores=4))
+    assert told.limit is Limit.COMPUTE
+    assert "80 % of a step is compute" in str(told) and "uses 0.12 cores" in str(told)
+    assert "A second worker would pay as long as cores are free (1.0 of 4 are used)" in str(told)
+    assert "a second ps would not" in str(told)
+
+
+def test_without_free_cores_another_worker_does_not_pay_here() -> None:
+    told = verdict(Facts(workers=(COMPUTING, COMPUTING), ps=(CALM,), machine_cores=2))
+    assert told.limit is Limit.COMPUTE
+    assert "would not pay here: 1.9 of the machine's 2 cores are used" in str(told)
+
+
+@pytest.mark.parametrize("ps", [PsFacts(name="ps:0", busy_share=limits.PS_BUSY), PsFacts(name="ps:0", cores=0.95)])
+def test_a_ps_that_applies_all_the_time_is_the_limit_before_compute(ps: PsFacts) -> None:
+    told = verdict(Facts(workers=(COMPUTING,), ps=(ps,), machine_cores=8))
+    assert told.limit is Limit.PS
+    assert "A second ps would pay; a second worker would not" in str(told)
+
+
+def test_a_full_link_is_the_limit_before_compute() -> None:
+    told = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), link_share=0.8, lane="tcp"))
+    assert told.limit is Limit.LINK and "80 % of what tcp carries" in str(told)
+    below = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), link_share=limits.LINK_FULL - 0.01))
+    assert below.limit is Limit.COMPUTE
+
+
+def test_a_step_that_reads_data_is_limited_by_its_feeder() -> None:
+    told = verdict(Facts(workers=(worker(compute_ms=5.0, data_ms=4.0, exchange_ms=1.0),), ps=(CALM,)))
+    assert told.limit is Limit.FEEDER and "40 % of a step is data" in str(told)
+
+
+def test_push_and_pull_limit_when_ps_and_link_have_room() -> None:
+    exchanging = worker(compute_ms=4.0, data_ms=1.0, exchange_ms=5.0)
+    told = verdict(Facts(workers=(exchanging,), ps=(CALM,)))
+    assert told.limit is Limit.EXCHANGE and "larger batches" in str(told) and "share" not in str(told)
+    crowded = verdict(Facts(workers=(exchanging, exchanging), ps=(CALM,), machine_cores=2))
+    assert "3 tasks share 2 cores" in str(crowded)
+
+
+def test_as_many_workers_as_cores_are_enough_even_if_nobody_measured_the_cores() -> None:
+    computing = WorkerFacts(name="worker:0", split=Split(compute_ms=9.0, exchange_ms=1.0))
+    told = verdict(Facts(workers=(computing, computing), ps=(CALM,), machine_cores=2))
+    assert "would not pay here: 2 workers share 2 cores" in str(told)
+    assert "would pay as long as cores are free" in str(
+        verdict(Facts(workers=(computing,), ps=(CALM,), machine_cores=2))
+    )
+
+
+def test_who_waits_for_a_slow_worker_is_limited_by_it() -> None:
+    fast = worker(0, wait_share=0.75, compute_ms=1.0, wait_ms=3.0)
+    slow = worker(1, compute_ms=4.0, slowed=4.0)
+    told = verdict(Facts(workers=(fast, slow), ps=(CALM,), mode="sync"))
+    assert told.limit is Limit.SLOWEST
+    assert "worker:1 needs 4.0 times as long" in str(told) and "--slow asks for 4 times" in str(told)
+
+
+def test_a_slow_worker_that_nobody_waits_for_limits_nobody() -> None:
+    fast, slow = worker(0, compute_ms=1.0), worker(1, compute_ms=4.0, slowed=4.0)
+    assert verdict(Facts(workers=(fast, slow), ps=(CALM,))).limit is Limit.COMPUTE
+    some = worker(0, wait_share=0.22, compute_ms=1.0, wait_ms=0.3)  # k of n: it waits, but for another one
+    assert verdict(Facts(workers=(some, worker(1, compute_ms=8.0)), ps=(CALM,))).limit is not Limit.SLOWEST
+
+
+def test_equal_workers_that_wait_are_limited_by_their_rounds() -> None:
+    waiting = [WorkerFacts(name=f"worker:{n}", step_ms=2.0, wait_share=0.3) for n in range(2)]
+    told = verdict(Facts(workers=tuple(waiting), ps=(CALM,), mode="sync"))
+    assert told.limit is Limit.ROUNDS and "30 % of their time" in str(told)
+
+
+def test_what_was_not_measured_is_said_and_not_guessed() -> None:
+    told = verdict(Facts(workers=(WorkerFacts(name="worker:0", step_ms=1.0),), ps=(PsFacts(name="ps:0"),)))
+    assert told.limit is Limit.UNKNOWN and not told.has_room
+    assert "where a step goes" in str(told) and "how busy the ps are" in str(told)
+    assert "would" not in str(told)
+    assert verdict(Facts()).limit is Limit.UNKNOWN
+
+
+@pytest.mark.parametrize(("busy", "said"), [(0.05, "another ps would not pay"), (0.4, "save at most 20 % of the time")])
+def test_how_busy_a_ps_is_says_what_another_one_would_bring(busy: float, said: str) -> None:
+    unsplit = WorkerFacts(name="worker:0", step_ms=1.0)
+    told = verdict(Facts(workers=(unsplit,), ps=(PsFacts(name="ps:0", busy_share=busy),)))
+    assert told.limit is Limit.UNKNOWN and said in str(told)
+
+
+def test_a_run_that_was_mostly_its_start_says_so_first() -> None:
+    told = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), start_share=0.77))
+    assert str(told).startswith("Launch takes 77 % of the run's time") and told.limit is Limit.COMPUTE
+
+
+def test_an_even_step_is_not_blamed_on_anything() -> None:
+    even = worker(compute_ms=4.6, data_ms=2.4, exchange_ms=2.4, wait_ms=0.6)
+    assert verdict(Facts(workers=(even,), ps=(CALM,))).limit is Limit.NOTHING

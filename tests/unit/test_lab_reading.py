@@ -1,0 +1,188 @@
+"""Results are found, read and told again: also old ones, cut ones, and never what is none."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.errors import UsageError
+from paceline.lab import comparing, facts, reading, telling
+from paceline.lab.limits import Limit, verdict
+
+COMMITTED = sorted(Path(__file__).parents[2].glob("docs/results/*.jsonl"))
+ORIGIN = {
+    "kind": "provenance", "matrix": "mine", "date": "2026-11-16T02:00:00+0000", "paceline": "0.1.0", "commit": "a" * 40,
+    "is_changed": False, "torch": "2.13.0", "python": "3.11.7", "system": "Linux", "cpu": "EPYC", "cores": 2,
+    "load": [0, 0, 0], "settings": {"reps": 7, "seed": 0},
+}  # fmt: skip
+FIRST = "2 workers"
+
+
+def cell(title: str = FIRST, line: Mapping[str, str] | None = None, **more: object) -> dict[str, object]:
+    shown = {"mode": "async", "step ms": "2.0", "remark": ""} | dict(line or {})
+    command = ["paceline", "run", "--workers", "1", "-m", "x"]
+    left = {"workers": [], "ps": [], "staleness": {"mean": None, "p95": None}, "global_step": 3, "told": {}}
+    return {"kind": "cell", "table": "Runs", "title": title, "command": command, "line": shown, **left, **more}
+
+
+def row(title: str, ratio: float, spread: float = 0.01) -> dict[str, object]:
+    times = {"us": 100 * ratio, "beside_us": 100.0, "ratio": ratio, "median": ratio, "spread": spread}
+    rest = {"least": ratio, "most": ratio, "quotient": ratio, "verdict": "-"}
+    return {"kind": "row", "title": title, "reps": 7, **times, **rest}
+
+
+def write(path: Path, *lines: Mapping[str, object], end: str = "\n", **origin: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(line) for line in [{**ORIGIN, **origin}, *lines]) + end)
+    return path
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_every_committed_result_is_read_and_told(path: Path) -> None:
+    result = reading.read(path)
+    told = telling.sections(result)
+    assert told and all(section.lines for section in told)
+    assert all(len(line) == len(section.columns) for section in told for line in section.lines)
+
+
+def test_a_result_is_found_by_file_folder_and_matrix_in_both_layouts(tmp_path: Path) -> None:
+    old = write(tmp_path / "results-20261116-010000.jsonl", date="2026-11-16T01:00:00+0000")
+    (tmp_path / "20261116-010000").mkdir()
+    newer = write(tmp_path / "mine-20261116-020000" / "results.jsonl")
+    write(tmp_path / "other-1" / "results.jsonl", matrix="other", date="2026-11-17T00:00:00+0000")
+    assert reading.find(str(old)) == old
+    assert reading.find(str(tmp_path / "20261116-010000")).resolve() == old
+    assert reading.find(str(newer.parent)) == newer
+    assert reading.find("mine-20261116-020000", tmp_path) == newer
+    assert reading.find("mine", tmp_path) == newer, "the newest of that matrix"
+    assert [origin.matrix for _, origin in reading.listed(tmp_path)] == ["other", "mine", "mine"]
+
+
+def test_what_is_not_there_is_refused_with_what_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none at all"):
+        reading.find("mine", tmp_path)
+    write(tmp_path / "mine-1" / "results.jsonl")
+    with pytest.raises(UsageError, match="did you mean 'mine'"):
+        reading.find("mime", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="There is no result in"):
+        reading.find(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# a page\n", "no result of the lab: line 1"),
+        ("", "no result of the lab"),
+        ('{"kind":"row"}\n', "does not say where the numbers come from"),
+        (json.dumps(ORIGIN) + '\n{"kind":"row","title":7}\n', "a format that this version does not know: line 2"),
+    ],
+)
+def test_what_is_no_result_is_refused_in_a_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says):
+        reading.read(path)
+
+
+# --- what -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_line_an_unknown_kind_and_what_was_measured_again(tmp_path: Path) -> None:
+    failed = {"kind": "failed", "scenario": FIRST, "cause": "it ended"}
+    again = [cell("other", {"step ms": "9"}), failed, cell("other", {"step ms": "3"}), cell(), {"kind": "news"}]
+    path = write(tmp_path / "results.jsonl", *again, end='\n{"kind":"cell","tab')
+    result = reading.read(path)
+    assert result.num_cut == 1 and result.unknown == ["news"]
+    assert [each.line["step ms"] for each in result.cells] == ["3", "2.0"], "the last one of each counts"
+    assert not result.failures, "it went well when the run went on"
+    assert any("cut off" in text for text in telling.warnings(result))
+
+
+def test_a_failure_is_told_in_its_table_with_its_cause(tmp_path: Path) -> None:
+    failed = {"kind": "failed", "scenario": "3 workers", "cause": "worker:2 ended"}
+    missing = {"kind": "failed", "scenario": "4 workers", "cause": "skipped: no memory"}
+    result = reading.read(write(tmp_path / "results.jsonl", cell(), failed, missing))
+    (section,) = telling.sections(result)
+    assert [line[0] for line in section.lines] == ["async", "3 workers", "4 workers"]
+    assert [line[-1] for line in section.lines[1:]] == ["failed: worker:2 ended", "skipped: no memory"]
+
+
+def test_a_scenario_that_failed_side_by_side_is_not_lost(tmp_path: Path) -> None:
+    idle = {"kind": "idle", "cores": 0.0, "processes": 2}
+    failed = {"kind": "failed", "scenario": "ray", "cause": "missing: no ray"}
+    result = reading.read(write(tmp_path / "results.jsonl", cell(), idle, failed, row("A/A: x", 1.0)))
+    assert telling.sections(result)[-1].lines == [("ray", "missing: no ray")]
+
+
+def test_utilisation_in_a_line_becomes_facts(tmp_path: Path) -> None:
+    worker = {"index": 0, "steps": 1000, "step_ms": {"median": 1.0, "p95": 2.0}}
+    worker["split"] = {"data": 0.1, "compute": 0.8, "push_pull": 0.1}
+    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 34 * 10**7, "pulled_bytes": 34 * 10**7}
+    more = {
+        "workers": [worker],
+        "ps": [{"index": 0, "updates": 1000, "apply_ms": 0.1}],
+        "tasks": [{"name": "worker:0", "cpu_cores": 0.9}, {"name": "ps:0", "cpu_cores": 0.2, "net": None}],
+        "pairs": [pair],
+    }
+    result = reading.read(write(tmp_path / "results.jsonl", cell(**more)))
+    known = facts.facts(result, result.cells[0])
+    assert known.used_cores == pytest.approx(1.1) and known.machine_cores == 2
+    assert known.ps[0].busy_share == pytest.approx(0.1)
+    assert known.link_share == pytest.approx(0.2), "680 MB in a second, of what loopback carries"
+    assert verdict(known).limit is Limit.COMPUTE
+
+
+# --- two of them ------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_judged_by_the_noise_of_both(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", row("A/A: x", 1.0, 0.02), row("near", 1.10), row("far", 1.10), row("gone", 1.0))
+    b = write(tmp_path / "b.jsonl", row("A/A: x", 1.0, 0.03), row("near", 1.14), row("far", 1.30), row("new", 1.0))
+    told = comparing.compare(reading.read(a), reading.read(b))
+    (section,) = told.sections
+    assert {line[0]: line[-1] for line in section.lines} == {"near": comparing.NOISE, "far": comparing.MORE}
+    assert told.only == ["only in A: gone", "only in B: new"] and told.num_equal == 1
+    assert not told.unlike
+
+
+def test_cells_are_compared_by_their_means_over_seeds(tmp_path: Path) -> None:
+    def seeds(*values: str) -> list[dict[str, object]]:
+        return [cell(f"async, seed {n}", {"step ms": value}) for n, value in enumerate(values)]
+
+    a = reading.read(write(tmp_path / "a.jsonl", *seeds("1.0", "1.2"), cell("once", {"step ms": "5"})))
+    b = reading.read(write(tmp_path / "b.jsonl", *seeds("2.0", "2.2"), cell("once", {"step ms": "6"})))
+    (section,) = comparing.compare(a, b).sections
+    assert section.lines[0] == ("async", "step ms", "1.1", "2.1", "+1", "+90.9 %", "0.4", comparing.MORE)
+    assert section.lines[1][-1] == comparing.ONCE
+
+
+def test_other_code_machine_or_settings_are_said_loudly(tmp_path: Path) -> None:
+    a = reading.read(write(tmp_path / "a.jsonl", row("x", 1.0)))
+    other = {"paceline": "0.2.0", "commit": "b" * 40, "cores": 4, "settings": {"reps": 3, "seed": 0}}
+    b = reading.read(write(tmp_path / "b.jsonl", row("x", 1.0), **other))
+    names = [text.partition(":")[0] for text in comparing.unlike(a, b)]
+    assert names == ["version of paceline", "commit", "cores", "setting reps"]
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def test_the_verbs_list_show_and_compare(tmp_path: Path) -> None:
+    a = write(tmp_path / "mine-1" / "results.jsonl", cell(), row("A/A: x", 1.0))
+    b = write(tmp_path / "mine-2" / "results.jsonl", cell(line={"step ms": "3.0"}), cores=4)
+    run = CliRunner()
+    listed = run.invoke(app, ["lab", "show", "--out", str(tmp_path)])
+    assert listed.exit_code == 0 and str(a) in listed.output and str(b) in listed.output
+    shown = run.invoke(app, ["lab", "show", str(a)])
+    assert shown.exit_code == 0 and "processor: EPYC, 2 cores" in shown.output and "Runs\n" in shown.output
+    compared = run.invoke(app, ["lab", "compare", str(a), str(b)])
+    assert "NOT THE SAME: cores: 2 in A, 4 in B" in compared.output and "+50.0 %" in compared.output
+    none = run.invoke(app, ["lab", "show", "--out", str(tmp_path / "nothing")])
+    assert none.exit_code == 0 and "There are no results" in none.output

@@ -1,0 +1,167 @@
+"""A report is one page that needs no network, escapes what users named, and draws only what was measured."""
+
+import builtins
+import json
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+from paceline.lab import plots, reading, report, series
+from paceline.lab.drawables import Bars, Group, Line, Lines
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+NASTY = "<script>alert('x')</script> & $x_1$"
+
+
+class Checked(HTMLParser):
+    """Counts tags; notes everything that a browser would fetch, and ids that are there twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("src", "href", "xlink:href") and not str(value).startswith("#"):
+                self.fetched.append(str(value))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(page: Path) -> Checked:
+    parser = Checked()
+    parser.feed(page.read_text(encoding="utf-8"))
+    return parser
+
+
+def nasty_run(folder: Path) -> Path:
+    """Everything a result can have, with names that no page may take literally."""
+    origin = {"kind": "provenance", "matrix": NASTY, "date": "2026-11-16", "paceline": "0.1.0", "cores": 2}
+    lines: list[Mapping[str, object]] = [origin]
+    for count in (1, 2):
+        split = {"data": 0.1, "compute": 0.8, "push_pull": 0.1}
+        worker = {"steps": 100, "step_ms": {"median": 1.0, "p95": 2.0}, "samples_per_s": 100.0, "split": split}
+        pair = {"ps": "ps:0", "lane": "tcp", "pushed_bytes": 1000, "pulled_bytes": 1000}
+        names = [f"worker:{n}" for n in range(count)]
+        gpu = {"index": 0, "busy_percent": {"mean": 30.0, "peak": 60.0}}
+        lines.append({
+            "kind": "cell", "table": NASTY, "title": f"{NASTY}, {count} workers",
+            "command": ["paceline", "run", "--workers", str(count)],
+            "line": {"what": NASTY, "workers": str(count), "remark": ""},
+            "workers": [{"index": n, **worker} for n in range(count)],
+            "ps": [{"index": 0, "updates": 100, "apply_ms": 0.1, "staleness": {"0": {"0": 5, "1": 3}}}],
+            "told": {"points": [{"at_s": 1.0, "updates": 10, "accuracy": 0.5}, {"at_s": 2.0, "accuracy": 0.6}]},
+            "tasks": [{"name": name, "cpu_cores": 0.5, "peak_memory_mb": 9.0, "gpus": [gpu]} for name in names],
+            "pairs": [{"worker": name, **pair} for name in names],
+        })  # fmt: skip
+    lines.append({"kind": "failed", "scenario": "3 workers", "cause": f"it said {NASTY}"})
+    folder.mkdir(parents=True)
+    path = folder / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_report_is_one_page_that_fetches_and_runs_nothing(tmp_path: Path) -> None:
+    nasty_run(tmp_path / "run")
+    page = report.write(tmp_path / "run")
+    seen = checked(page)
+    assert page == tmp_path / "run" / "report.html"
+    assert "script" not in seen.tags and "img" not in seen.tags and "link" not in seen.tags
+    assert seen.fetched == [] and "@import" not in page.read_text()
+    assert len(seen.ids) == len(set(seen.ids)), "pictures in one page must not share ids"
+    assert NASTY in seen.text, "what was named is shown as it was written"
+    assert f"failed: it said {NASTY}" in seen.text and "limits" in seen.text
+    names = {path.stem.rpartition("-")[2] for path in (tmp_path / "run" / "pictures").glob("*.svg")}
+    assert names == {"time", "updates", "scaling", "step", "staleness", "cpu", "memory", "gpu", "network"}
+    assert {path.stem for path in page.parent.glob("pictures/*.svg")} == {
+        path.stem for path in page.parent.glob("pictures/*.png")
+    }
+    assert seen.tags["svg"] == len(names)
+
+
+def test_without_matplotlib_the_tables_are_there_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: object, **more: object) -> object:
+        if name == "paceline.lab.plots":
+            raise ImportError("No module named 'matplotlib'")
+        return real(name, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    nasty_run(tmp_path / "run")
+    seen = checked(report.write(tmp_path / "run"))
+    assert "pip install 'paceline[lab]'" in seen.text and seen.tags["table"] == 1 and "svg" not in seen.tags
+
+
+def test_a_run_without_a_result_gets_a_sentence(tmp_path: Path) -> None:
+    assert report.told(tmp_path).startswith("There is no report: There is no result in")
+
+
+def test_the_verb_writes_beside_the_run_or_where_it_is_told(tmp_path: Path) -> None:
+    source = RESULTS / "overhead-20261115.jsonl"
+    told = CliRunner().invoke(app, ["lab", "report", str(source), "--to", str(tmp_path / "x")])
+    assert told.exit_code == 0 and told.output.strip() == str(tmp_path / "x" / "report.html")
+    assert (tmp_path / "x" / "pictures" / "ratios.png").stat().st_size > 1000
+    path = tmp_path / "mine-1" / "results.jsonl"
+    path.parent.mkdir()
+    path.write_bytes((RESULTS / "soak-20261115.jsonl").read_bytes())
+    told = CliRunner().invoke(app, ["lab", "report", str(path)])
+    assert Path(told.output.strip()) == path.parent / "report.html"
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("accuracy-20261116", {"epoch", "updates"}),
+        ("in-graph-20261116", {"ratios", "parts"}),
+        ("modes-slowed-20261115", {"time", "updates"}),
+        ("soak-20261115", set()),
+    ],
+)
+def test_only_what_was_measured_is_drawn(name: str, kinds: set[str]) -> None:
+    made = series.pictures(reading.read(RESULTS / f"{name}.jsonl"))
+    assert {picture.name.rpartition("-")[2] for picture in made} == kinds
+
+
+def test_epochs_stand_beside_the_documents() -> None:
+    (bars,) = (
+        each
+        for each in series.pictures(reading.read(RESULTS / "accuracy-20261116.jsonl"))
+        if isinstance(each, Bars) and each.name.endswith("epoch")
+    )
+    measured, document = bars.groups
+    at = bars.categories.index("1 ps + 2 workers, async")
+    assert document.values[at] == 5.45 and 0 < (measured.values[at] or 0) < 5.45
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        Lines(name="l", title="t", x_label="s", y_label="y", lines=(Line("_a $x$", (1.0, float("nan")), (2.0, 3.0)),)),
+        Bars(name="b", title="t", unit="u", categories=("x" * 90, "y"), groups=(Group("g", (None, 3.0)),)),
+        Bars(name="m", title="t", unit="u", categories=tuple(map(str, range(99))), groups=(Group("g", (1.0,) * 99),)),
+    ],
+    ids=["not finite, odd names", "not measured, a long name", "more than fit"],
+)
+def test_odd_numbers_and_names_are_drawn(picture: Lines | Bars) -> None:
+    text = plots.svg(picture)
+    assert text.startswith("<svg") and text == plots.svg(picture), "the same picture is the same text"
+
+
+def test_axes_of_lines_that_end_far_apart_have_plain_numbers() -> None:
+    lines = (Line("a", (0.3, 0.9), (0.0, 1.0)), Line("b", (0.3, 9.0), (0.0, 1.0)))
+    text = plots.svg(Lines(name="l", title="t", x_label="s", y_label="y", lines=lines))
+    assert plots.is_wide(lines) and "mathdefault" not in text and ">0.5<" in text

@@ -39,8 +39,11 @@ ARROWS: dict[str, set[str]] = {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
         "ingraph", "datasets", "models", "launchers", "",
     },
+    "plan": {
+        "errors", "cluster", "modes", "wire", "server", "worker", "telemetry", "launchers", "lab",
+    },
     "cli": {
-        "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
+        "plan", "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
         "datasets", "models", "",
     },
     "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package's public names
@@ -88,6 +91,13 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "plan/costs.py",
+    "plan/planning.py",
+    "plan/sharing.py",
+    "plan/simulate.py",
+    "plan/tasks.py",
+    "plan/timings.py",
+    "plan/topology.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -104,7 +114,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("worker/tensorflow", "lab/keras_script.py"),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
-ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")
+ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/", "plan/calibrate.py", "plan/timed_script.py")
 FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}
 FORBIDDEN_CALLS = re.compile(r"\btorch\.(load|save)\(|(?<![\w.])(eval|exec)\(|shell=True|recv_pyobj")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import chaos, ckpt, ctl, demo, emit, keys, kv, lab, run, serve, verify
+from paceline.cli import chaos, ckpt, ctl, demo, emit, keys, kv, lab, plan, run, serve, verify
 from paceline.errors import PacelineError
 
 
@@ -47,6 +47,7 @@ app.add_typer(ckpt.app, name="ckpt", context_settings=SETTINGS)
 app.command("verify", context_settings=SETTINGS)(verify.verify)
 app.command("chaos", context_settings=SETTINGS)(chaos.chaos)
 app.add_typer(lab.app, name="lab", context_settings=SETTINGS)
+app.command("plan", context_settings=OURS_FIRST)(plan.plan)
 
 
 def show_version(wanted: bool) -> None:

@@ -43,8 +43,8 @@ ARROWS: dict[str, set[str]] = {
         "errors", "cluster", "modes", "wire", "server", "worker", "telemetry", "launchers", "lab",
     },
     "cli": {
-        "plan", "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
-        "datasets", "models", "",
+        "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
+        "datasets", "models", "plan", "",
     },
     "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package's public names
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.errors import UsageError
+from paceline.errors import TrainingFailed, UsageError
 
 if TYPE_CHECKING:
     from paceline.plan.costs import Costs
@@ -25,12 +25,12 @@ Workers = Annotated[
     str,
     typer.Option("--workers", metavar="N|A:B|A,B", help="How many workers: up to N, a range, or these."),
 ]
-Ps = Annotated[
-    str, typer.Option("--ps", metavar="N,…", help="How many ps.  [default: 1,2; beyond 16 workers 1,4,16]")
-]
+Ps = Annotated[str, typer.Option("--ps", metavar="N,…", help="How many ps.  [default: 1,2; beyond 16 workers 1,4,16]")]
 Modes = Annotated[
     str,
-    typer.Option("--mode", metavar="MODE,…", help="async, sync, bounded, local; sync:3, sync:90%, bounded:5, local:20."),
+    typer.Option(
+        "--mode", metavar="MODE,…", help="async, sync, bounded, local; sync:3, sync:90%, bounded:5, local:20."
+    ),
 ]
 LinkText = Annotated[
     str,
@@ -173,7 +173,11 @@ def _calibrated(
     said = os.environ.get("OMP_NUM_THREADS", "")
     chosen = threads or (int(said) if said.isdecimal() else 0) or (num_cores() if wanted.link else 1)
     program = Program(script=script, args=args, is_module=is_module)
-    return calibrate(program, seconds, chosen, wanted.lane == "tcp", lambda line: print(line, flush=True))
+    try:
+        return calibrate(program, seconds, chosen, wanted.lane == "tcp", lambda line: print(line, flush=True))
+    except TrainingFailed as error:
+        print(error, file=sys.stderr)
+        raise UsageError(f"{script} failed while it was calibrated, so there is nothing to plan with.") from None
 
 
 def _keep(costs: "Costs", folder: Path) -> None:

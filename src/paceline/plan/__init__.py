@@ -1,1 +1,1 @@
-"""WHAT would another topology cost? `paceline plan`: a calibration of the user's script, and a simulation of the rest."""
+"""WHAT would another topology cost? `paceline plan`: calibrates the user's script, simulates the rest."""

@@ -84,9 +84,7 @@ def failure(paths: RunPaths, log: Path, is_gone: bool) -> str:
     return "The script failed without a word." if is_gone else "The script did not make its steps in time."
 
 
-def calibrate(
-    program: Program, seconds: float, threads: int, needs_tcp: bool, say: Callable[[str], None]
-) -> Costs:
+def calibrate(program: Program, seconds: float, threads: int, needs_tcp: bool, say: Callable[[str], None]) -> Costs:
     """All runs, and what they say together."""
     check_program(program)
     cores = num_cores()

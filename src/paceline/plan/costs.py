@@ -10,6 +10,7 @@ APPLY_FIXED_MS = 0.03  # of an update: what calling torch's optimizer takes, how
 COPY_BYTES_PER_MS = 6e6  # memory to memory, where nobody measured it
 MESSAGE_MS, WAKE_MS = 0.07, 0.05  # the same, of a ps' work on a message, and of two processes waking each other
 RECEIVE_SHARE = 0.7  # of a ps' work on a message: taking it; the rest is answering
+SPREAD = 0.05  # and of steps
 LEAST_MS = 1e-4
 
 
@@ -70,6 +71,7 @@ def given(step_ms: float, size_bytes: int, apply_ms: float, batch: float = 1.0, 
     )
     return Costs(
         compute_ms=step_ms,
+        spread=SPREAD,
         apply_ms=apply_ms,
         add_ms=1.5 * copy_ms,
         copy_ms=copy_ms,

@@ -4,6 +4,7 @@ Called by cli/plan with what was calibrated. Pure: dice come in. Must never reco
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -132,7 +133,7 @@ class Planner:
 
     def _knee(self, points: Sequence[Prediction], num_ps: int, mode: str) -> tuple[int | None, str]:
         """The last number of workers that pays, and what limits just beyond it."""
-        steps = list(zip(points, points[1:], strict=False))
+        steps = list(pairwise(points))
         paying = [at for at, (low, high) in enumerate(steps) if self._pays(low, high)]
         at = paying[-1] + 1 if paying else 0
         if at >= len(steps):

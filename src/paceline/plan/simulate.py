@@ -26,10 +26,11 @@ from paceline.telemetry.staleness import spread, together
 from paceline.wire.frames import WITHOUT_PARAMETERS
 
 STEADY = 0.01  # two chunks whose rates differ by less
-LEAST_STEPS, MOST_CHUNKS = 240, 8  # of a chunk, and of a simulation
-LARGE, LARGE_CHUNKS = 128, 4  # with more workers than that, luck evens out: few steps of each are enough
+LEAST_STEPS, MOST_CHUNKS = 160, 6  # of a chunk, and of a simulation
+LARGE = 48  # with more workers than that, luck evens out: few steps of each are enough
 WAITS, FULL, NEARLY = 0.15, 0.97, 0.9  # a share of the time: waits a lot; a machine, and a ps or a link, that is full
 NEARLY_IN_TURN = 0.75  # a link that is full in rounds, where everybody computes in between
+NEARLY_BOTH_WAYS = 0.8  # and elsewhere, where those who send and those who receive are never quite balanced
 
 
 PS_LINK, PS_PROCESSOR = "link of the ps", "processor of the ps"
@@ -108,9 +109,7 @@ class Simulation:
         kinds = [1, topology.num_ps - 1] if topology.link and topology.num_ps > 2 else [1] * topology.num_ps
         self.ps = [Ps(self, i, one or self._host(), kind) for i, kind in enumerate(kinds)]
         factors = dict(topology.slow)
-        self.workers = [
-            Worker(self, i, one or self._host(), factors.get(i, 1.0)) for i in range(topology.num_workers)
-        ]
+        self.workers = [Worker(self, i, one or self._host(), factors.get(i, 1.0)) for i in range(topology.num_workers)]
 
     def _host(self) -> Host:
         return Host(self.world, self.topology, self.costs.contention)
@@ -205,20 +204,34 @@ class Simulation:
     # --- until it is steady -------------------------------------------------------------------------------------
 
     def run(self) -> Prediction:
-        """Warm up, then count until two chunks agree."""
+        """Warm up, then count until two chunks agree; of many workers each needs a few steps only."""
         count = self.topology.num_workers
-        is_large = count > LARGE
-        chunk = max(LEAST_STEPS, 6 * count) if not is_large else count if self.mode.has_rounds else count // 2
-        self._until(2 * count if is_large and not self.mode.has_rounds else max(chunk, count))
+        if count > LARGE:
+            self._until(count if self.mode.has_rounds else 3 * count // 2)
+            before = Counts(self)
+            self._until(5 * count // 2)
+            return self._predicted(before)
+        chunk = max(LEAST_STEPS, 6 * count)
+        self._until(chunk)
         before = Counts(self)
         rates: list[float] = []
-        for _ in range(LARGE_CHUNKS if is_large else MOST_CHUNKS):
+        for _ in range(MOST_CHUNKS):
             began, steps = self.world.now, self._steps
             self._until(chunk)
             rates.append((self._steps - steps) / (self.world.now - began))
             if len(rates) > 1 and abs(rates[-1] - rates[-2]) < STEADY * rates[-1]:
                 break
         return self._predicted(before)
+
+    def _rate(self, before: "Counts") -> float:
+        """Pushes a second, from each worker's own last step before to its last step now: they come in bunches, and a
+        window that is cut anywhere would count one too many or too few."""
+        taken = [
+            (worker.steps - steps) / (worker.stepped_s - since_s)
+            for worker, (steps, since_s) in zip(self.workers, before.steps_of, strict=True)
+            if worker.steps > steps and steps
+        ]
+        return sum(taken) * len(self.workers) / len(taken) if taken else 0.0
 
     def _until(self, steps: int) -> None:
         wanted = self._steps + steps
@@ -233,7 +246,7 @@ class Simulation:
         lost = after.discarded - before.discarded
         discarded = lost / steps if steps else 0.0
         told = spread(fates)
-        rate = steps / passed
+        rate = self._rate(before) or steps / passed
         uses = self._uses(before)
         waiting = (after.waited_s - before.waited_s) / (passed * len(self.workers))
         return Prediction(
@@ -247,7 +260,10 @@ class Simulation:
             waiting=min(1.0, waiting),
             limit=self._limit(uses, waiting),
             events=self.world.events,
-            **uses,
+            ps_busy=uses["ps_busy"],
+            cores_busy=uses["cores_busy"],
+            link_busy=uses["link_busy"],
+            worker_link_busy=uses["worker_link_busy"],
         )
 
     def _uses(self, before: "Counts") -> dict[str, float]:
@@ -274,7 +290,7 @@ class Simulation:
 
     def _limit(self, uses: dict[str, float], waiting: float) -> str:
         """What holds it back, in a few words."""
-        if uses["link_busy"] > (NEARLY_IN_TURN if self.mode.has_rounds else NEARLY):
+        if uses["link_busy"] > (NEARLY_IN_TURN if self.mode.has_rounds else NEARLY_BOTH_WAYS):
             return PS_LINK
         if self.topology.link is None and uses["cores_busy"] > FULL:
             return "cores of the machine"
@@ -322,6 +338,7 @@ class Counts:
     def __init__(self, simulation: Simulation) -> None:
         self.now = simulation.world.now
         self.steps = simulation._steps
+        self.steps_of = [(worker.steps, worker.stepped_s) for worker in simulation.workers]
         first = simulation.ps[0].state
         self.staleness: Counter[int] = together(first.staleness.values())
         self.discarded = sum(first.discarded.values())

@@ -117,6 +117,7 @@ class Worker:
         self.host = host
         self.waited_s = 0.0
         self.steps = 0
+        self.stepped_s = 0.0  # when its last step ended
         self.key: Key = (index, 1)
         self._simulation = simulation
         self._factor = factor
@@ -163,6 +164,7 @@ class Worker:
             yield from self._take()
             yield from self._work(simulation.read_s - self._read_ahead_s)
             self.steps += 1
+            self.stepped_s = simulation.world.now
             self._read_ahead_s = 0.0
             simulation.stepped()
 

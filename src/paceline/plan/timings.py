@@ -56,7 +56,7 @@ def parts_of(steps: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Part]:
     >>> parts_of([{"push": [0.002, 0.001]}])["push"].wall_ms
     2.0
     """
-    return {name: _part([step[name] if name in step else (0.0, 0.0) for step in steps]) for name in PARTS}
+    return {name: _part([step.get(name, (0.0, 0.0)) for step in steps]) for name in PARTS}
 
 
 def _part(seen: Sequence[Sequence[float]]) -> Part:
@@ -100,8 +100,8 @@ def costs_of(shm: Measured, tcp: Measured | None, crowd: Measured | None, cores:
     timings = shm.timings
     if timings.steps < LEAST_STEPS:
         raise UsageError(
-            f"The script made {timings.steps} steps in the time; a calibration needs {LEAST_STEPS}: raise --seconds, or "
-            "let the script train longer."
+            f"The script made {timings.steps} steps in the time; a calibration needs {LEAST_STEPS}: raise --seconds, "
+            "or let the script train longer."
         )
     compute, overlap = timings.lazy["compute"], timings.lazy["overlap"]
     lane = lane_costs(shm)

@@ -54,8 +54,9 @@ def costs_lines(costs: Costs) -> list[str]:
     ]
     for name, lane in costs.lanes.items():
         lines.append(
-            f"An exchange over {name}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, {lane.message_ms:.3g} ms "
-            f"a message on the ps, {lane.bulk_ms:.3g} ms for its bytes, {lane.wake_ms:.3g} ms waking."
+            f"An exchange over {name}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, "
+            f"{lane.message_ms:.3g} ms a message on the ps, {lane.bulk_ms:.3g} ms for its bytes, "
+            f"{lane.wake_ms:.3g} ms waking."
         )
     if costs.contention:
         lines.append(f"With all cores busy each is {100 * costs.contention:.0f} % slower.")
@@ -79,7 +80,9 @@ def read_costs(path: Path) -> Costs:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"--calibration {path}: {error.strerror}; give a calibration.json of an earlier plan.") from None
+        raise UsageError(
+            f"--calibration {path}: {error.strerror}; give a calibration.json of an earlier plan."
+        ) from None
     try:
         costs = msgspec.json.decode(data, type=Costs)
     except msgspec.MsgspecError:

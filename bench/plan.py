@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from paceline.cluster.slow import parse
+from paceline.errors import PacelineError
 from paceline.lab.cells import NONE
 from paceline.launchers.entry import Program
 from paceline.plan.calibrate import Ran, calibrate, num_cores, timed_run
@@ -153,25 +154,31 @@ def collect(cases: list[Case], results: Results, seconds: float, reps: int) -> N
         jobs: list[str | Case] = [*dict.fromkeys(case.model for case in cases), *cases]
         Random(rep).shuffle(jobs)
         for number, job in enumerate(jobs):
-            if isinstance(job, str):
-                if not results.has(kind="calibration", model=job, rep=rep):
-                    say(f"repetition {rep + 1} of {reps}, {number + 1} of {len(jobs)}: calibrating {job}")
-                    program = Program(script=SCRIPT, args=("--model", job))
-                    costs = calibrate(program, seconds, 1, True, lambda line: None)
-                    told = {"kind": "calibration", "model": job, "rep": rep, "costs": msgspec.to_builtins(costs)}
-                    results.add(told)
-            elif not results.has(kind="measured", title=job.title, rep=rep):
-                say(f"repetition {rep + 1} of {reps}, {number + 1} of {len(jobs)}: {job.title}")
-                try:
-                    results.add(msgspec.to_builtins(measured(job, rep, once(job, seconds))))
-                except Exception as error:  # one that fails must not cost the rest
-                    say(f"{job.title} failed: {error}")
+            is_model = isinstance(job, str)
+            wanted = {"kind": "calibration", "model": job} if is_model else {"kind": "measured", "title": job.title}
+            if results.has(**wanted, rep=rep):
+                continue
+            what = f"calibrating {job}" if is_model else job.title
+            say(f"repetition {rep + 1} of {reps}, {number + 1} of {len(jobs)}: {what}")
+            try:
+                results.add(
+                    {**wanted, "rep": rep, **(calibrated(job, seconds) if is_model else run(job, rep, seconds))}
+                )
+            except PacelineError as error:
+                say(f"{what} failed: {error}")
 
 
-def once(case: Case, seconds: float) -> Ran:
+def calibrated(model: str, seconds: float) -> dict[str, object]:
+    program = Program(script=SCRIPT, args=("--model", model))
+    return {"costs": msgspec.to_builtins(calibrate(program, seconds, 1, True, lambda line: None))}
+
+
+def run(case: Case, rep: int, seconds: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as scratch:
         program = Program(script=SCRIPT, args=("--model", case.model))
-        return timed_run(program, case.flags, seconds, 1, Path(scratch) / "run")
+        ran = timed_run(program, case.flags, seconds, 1, Path(scratch) / "run")
+    found: dict[str, object] = msgspec.to_builtins(measured(case, rep, ran))
+    return found
 
 
 def say(text: str) -> None:
@@ -182,6 +189,9 @@ def table(cases: list[Case], results: Results, seed: int) -> tuple[list[tuple[st
     """A line a topology, and the errors of those that did not calibrate."""
     lines, errors = [], []
     for case in cases:
+        if not results.has(kind="calibration", model=case.model):
+            lines.append((case.model, case.topology.title, *[NONE] * (len(HEAD) - 2)))
+            continue
         runs = results.runs(case)
         predicted = Simulation(case.topology, results.costs(case.model), Random(seed)).run()
         error = None

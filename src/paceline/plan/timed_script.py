@@ -11,6 +11,7 @@ With --probe every tenth answer is taken at once, so that settle shows a whole r
 import argparse
 import contextlib
 import os
+import resource
 import runpy
 import sys
 import time
@@ -34,7 +35,7 @@ class Stopwatch:
 
     def __init__(self, seconds: float, warmup_s: float, is_probe: bool) -> None:
         self._seconds, self._warmup_s, self._is_probe = seconds, warmup_s, is_probe
-        self._mark = (0.0, 0.0)
+        self._mark = now()
         self._now: dict[str, list[float]] = {}
         self._is_pushing = False
         self._is_eager = False  # the answer of the last push was taken at once, by us
@@ -51,11 +52,11 @@ class Stopwatch:
         self.ps: list[psutil.Process] = []
 
     def mark(self, part: str) -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
-        spent = self._now.setdefault(part, [0.0, 0.0])
-        spent[0] += wall - self._mark[0]
-        spent[1] += cpu - self._mark[1]
-        self._mark = (wall, cpu)
+        mark = now()
+        spent = self._now.setdefault(part, [0.0, 0.0, 0.0])
+        for at in range(3):
+            spent[at] += mark[at] - self._mark[at]
+        self._mark = mark
 
     @contextlib.contextmanager
     def pushing(self, trainee: Trainee) -> Iterator[None]:
@@ -91,7 +92,7 @@ class Stopwatch:
     def _begin(self, trainee: Trainee, now_s: float) -> None:
         self.batch, self.size_bytes = trainee._weight, trainee.plan.total_bytes
         self.cpu_s, self.ps_cpu_s = -time.process_time(), -cpu_of(self.ps) if self.ps else None
-        self._mark = (time.perf_counter(), time.thread_time())
+        self._mark = now()
         self.from_s = self._mark[0]
 
     def _end(self, now_s: float) -> None:
@@ -118,6 +119,12 @@ class Stopwatch:
             batch=self.batch,
             size_bytes=self.size_bytes,
         )
+
+
+def now() -> tuple[float, float, float]:
+    """The clock, this thread's processor time, and how often it has gone to sleep by itself."""
+    slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return time.perf_counter(), time.thread_time(), float(slept)
 
 
 def cpu_of(processes: Sequence[psutil.Process]) -> float:

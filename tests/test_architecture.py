@@ -39,9 +39,12 @@ ARROWS: dict[str, set[str]] = {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
         "ingraph", "datasets", "models", "launchers", "",
     },
+    "plan": {
+        "errors", "cluster", "modes", "wire", "server", "worker", "telemetry", "launchers", "lab",
+    },
     "cli": {
         "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
-        "datasets", "models", "",
+        "datasets", "models", "plan", "",
     },
     "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package's public names
 }  # fmt: skip
@@ -102,6 +105,13 @@ PURE = [
     "lab/drawables.py",
     "lab/series.py",
     "lab/task_series.py",
+    "plan/costs.py",
+    "plan/planning.py",
+    "plan/sharing.py",
+    "plan/simulate.py",
+    "plan/tasks.py",
+    "plan/timings.py",
+    "plan/topology.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 
@@ -119,7 +129,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "grpc": ("transport/grpc.py",),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
-ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/")
+ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/", "plan/calibrate.py", "plan/timed_script.py")
 FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "_pickle"}
 FORBIDDEN_CALLS = re.compile(r"\btorch\.(load|save)\(|(?<![\w.])(eval|exec)\(|shell=True|recv_pyobj")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import chaos, ckpt, ctl, demo, emit, keys, kv, lab, lab_results, run, serve, verify
+from paceline.cli import chaos, ckpt, ctl, demo, emit, keys, kv, lab, lab_results, plan, run, serve, verify
 from paceline.errors import PacelineError
 
 
@@ -48,6 +48,7 @@ app.command("verify", context_settings=SETTINGS)(verify.verify)
 app.command("chaos", context_settings=SETTINGS)(chaos.chaos)
 lab_results.add_to(lab.app)
 app.add_typer(lab.app, name="lab", context_settings=SETTINGS)
+app.command("plan", context_settings=OURS_FIRST)(plan.plan)
 
 
 def show_version(wanted: bool) -> None:

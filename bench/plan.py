@@ -1,0 +1,249 @@
+"""IS `paceline plan` right? Predicted against measured, for topologies that its calibration has not seen.
+
+    python bench/plan.py [--seconds 8] [--reps 3] [--out plan.jsonl] [--only TEXT]
+
+Calibrates both models and measures every topology once a repetition, in another order each time, a thread a task, all
+on this machine; about 15 minutes. Each result is a line of --out as soon as it is there: run again with the same --out,
+it goes on. Lower quartiles over the repetitions count. What calibrated is marked, and is not in the mean error.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from paceline.cluster.slow import parse
+from paceline.errors import PacelineError
+from paceline.lab.cells import NONE
+from paceline.launchers.entry import Program
+from paceline.plan.calibrate import Ran, calibrate, num_cores, timed_run
+from paceline.plan.costs import Costs
+from paceline.plan.simulate import Prediction, Simulation
+from paceline.plan.topology import Topology, mode_of
+
+BAR = 0.15
+SCRIPT = str(Path(__file__).with_name("plan_model.py"))
+HEAD = (
+    "model", "topology", "step ms predicted", "measured", "samples/s predicted", "measured", "error",
+    "staleness predicted", "measured", "discarded predicted", "measured",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One topology that is measured. `calibrates`: the calibration ran the same."""
+
+    model: str
+    num_ps: int
+    num_workers: int
+    mode: str
+    lane: str = "shm"
+    slow: str = ""
+    calibrates: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}: {self.topology.title}"
+
+    @property
+    def topology(self) -> Topology:
+        spec = mode_of(self.mode, self.num_workers)
+        assert spec is not None
+        slow = tuple((task.index, factor) for task, factor in parse(self.slow).items())
+        return Topology(
+            num_workers=self.num_workers, num_ps=self.num_ps, mode=spec, lane=self.lane, cores=num_cores(), slow=slow
+        )
+
+    @property
+    def flags(self) -> list[str]:
+        spec = self.topology.mode
+        said = ["--ps", str(self.num_ps), "--workers", str(self.num_workers), "--lane", self.lane, "--mode", spec.name]
+        if spec.replicas_to_aggregate is not None:
+            said += ["--replicas-to-aggregate", str(spec.replicas_to_aggregate)]
+        if spec.name == "bounded":
+            said += ["--staleness", str(spec.staleness)]
+        return said + (["--slow", self.slow] if self.slow else [])
+
+
+CASES = (
+    Case("mnist", 1, 1, "async", calibrates=True),
+    Case("mnist", 1, 2, "async", calibrates=True),
+    Case("mnist", 1, 3, "async"),
+    Case("mnist", 1, 4, "async"),
+    Case("mnist", 1, 2, "sync"),
+    Case("mnist", 1, 4, "sync"),
+    Case("mnist", 1, 4, "sync:3"),
+    Case("mnist", 1, 3, "bounded:3", slow="worker:1=4x"),
+    Case("mnist", 2, 1, "async"),
+    Case("mnist", 2, 2, "async"),
+    Case("mnist", 2, 2, "sync"),
+    Case("mnist", 1, 2, "async", lane="tcp"),
+    Case("large", 1, 1, "async", calibrates=True),
+    Case("large", 1, 3, "async"),
+    Case("large", 1, 2, "sync"),
+    Case("large", 2, 2, "async"),
+    Case("large", 1, 3, "sync:2", slow="worker:1=4x"),
+    Case("large", 1, 2, "async", lane="tcp"),
+)
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of --out: one run."""
+
+    title: str
+    rep: int
+    step_ms: float
+    samples_per_s: float
+    staleness: float
+    discarded: float
+    kind: str = "measured"
+
+
+def measured(case: Case, rep: int, ran: Ran) -> Measured:
+    """All workers together, each over its own window."""
+    first = ran.ps[0]
+    pushes = sum(first.pushes.values())
+    discarded = sum(first.discarded.values()) / pushes if pushes else 0.0
+    rate = sum(each.steps / each.wall_s for each in ran.workers if each.wall_s > 0)
+    counts = [(int(s), n) for of in first.staleness.values() for s, n in of.items()]
+    admitted = sum(n for _, n in counts)
+    return Measured(
+        title=case.title,
+        rep=rep,
+        step_ms=1e3 * len(ran.workers) / rate,
+        samples_per_s=rate * ran.workers[0].batch * (1 - discarded),
+        staleness=sum(s * n for s, n in counts) / admitted if admitted else 0.0,
+        discarded=discarded,
+    )
+
+
+class Results:
+    """--out: what is there already, and what comes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def has(self, **wanted: object) -> bool:
+        return any(all(line.get(k) == v for k, v in wanted.items()) for line in self.lines)
+
+    def add(self, line: dict[str, object]) -> None:
+        self.lines.append(line)
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def costs(self, model: str) -> Costs:
+        """Of several calibrations the one whose step is at the lower quartile."""
+        found = [line["costs"] for line in self.lines if line["kind"] == "calibration" and line["model"] == model]
+        made = sorted((msgspec.convert(each, Costs) for each in found), key=lambda costs: costs.own_ms)
+        return made[(len(made) - 1) // 4]
+
+    def runs(self, case: Case) -> list[Measured]:
+        return [msgspec.convert(line, Measured) for line in self.lines if line.get("title") == case.title]
+
+
+def collect(cases: list[Case], results: Results, seconds: float, reps: int) -> None:
+    """Whatever is missing; a run that fails is told, and left for the next time."""
+    for rep in range(reps):
+        jobs: list[str | Case] = [*dict.fromkeys(case.model for case in cases), *cases]
+        Random(rep).shuffle(jobs)
+        for number, job in enumerate(jobs):
+            is_model = isinstance(job, str)
+            wanted = {"kind": "calibration", "model": job} if is_model else {"kind": "measured", "title": job.title}
+            if results.has(**wanted, rep=rep):
+                continue
+            what = f"calibrating {job}" if is_model else job.title
+            say(f"repetition {rep + 1} of {reps}, {number + 1} of {len(jobs)}: {what}")
+            try:
+                results.add(
+                    {**wanted, "rep": rep, **(calibrated(job, seconds) if is_model else run(job, rep, seconds))}
+                )
+            except PacelineError as error:
+                say(f"{what} failed: {error}")
+
+
+def calibrated(model: str, seconds: float) -> dict[str, object]:
+    program = Program(script=SCRIPT, args=("--model", model))
+    return {"costs": msgspec.to_builtins(calibrate(program, seconds, 1, True, lambda line: None))}
+
+
+def run(case: Case, rep: int, seconds: float) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="paceline-plan-") as scratch:
+        program = Program(script=SCRIPT, args=("--model", case.model))
+        ran = timed_run(program, case.flags, seconds, 1, Path(scratch) / "run")
+    found: dict[str, object] = msgspec.to_builtins(measured(case, rep, ran))
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(cases: list[Case], results: Results, seed: int) -> tuple[list[tuple[str, ...]], list[float]]:
+    """A line a topology, and the errors of those that did not calibrate."""
+    lines, errors = [], []
+    for case in cases:
+        if not results.has(kind="calibration", model=case.model):
+            lines.append((case.model, case.topology.title, *[NONE] * (len(HEAD) - 2)))
+            continue
+        runs = results.runs(case)
+        predicted = Simulation(case.topology, results.costs(case.model), Random(seed)).run()
+        error = None
+        if runs:
+            step_ms = float(np.percentile([run.step_ms for run in runs], 25))
+            samples = float(np.percentile([run.samples_per_s for run in runs], 75))
+            error = predicted.samples_per_s / samples - 1
+            errors += [abs(error)] if not case.calibrates else []
+        lines.append(line(case, predicted, runs, error, *((step_ms, samples) if runs else (0.0, 0.0))))
+    return lines, errors
+
+
+def line(
+    case: Case, predicted: Prediction, runs: list[Measured], error: float | None, step_ms: float, samples: float
+) -> tuple[str, ...]:
+    title = case.topology.title + (" (calibrates)" if case.calibrates else "")
+    if not runs or error is None:
+        blank = [NONE] * 8
+        return (case.model, title, f"{predicted.step_ms:.3g}", *blank)
+    return (
+        case.model, title, f"{predicted.step_ms:.3g}", f"{step_ms:.3g}",
+        f"{predicted.samples_per_s:,.0f}", f"{samples:,.0f}", f"{100 * error:+.0f} %",
+        f"{predicted.staleness_mean:.2f}", f"{np.median([run.staleness for run in runs]):.2f}",
+        f"{100 * predicted.discarded:.0f} %", f"{100 * np.median([run.discarded for run in runs]):.0f} %",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("plan.jsonl"))
+    parser.add_argument("--only", default="", help="only topologies with this in their title")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    cases = [case for case in CASES if asked.only in case.title]
+    results = Results(asked.out)
+    if not results.lines:
+        load = os.getloadavg()
+        results.add({"kind": "provenance", "cores": num_cores(), "load": list(load), "seconds": asked.seconds})
+    collect(cases, results, asked.seconds, asked.reps)
+    lines, errors = table(cases, results, asked.seed)
+    print("\n".join("| " + " | ".join(cells) + " |" for cells in [HEAD, ("---",) * len(HEAD), *lines]))
+    if errors:
+        mean = sum(errors) / len(errors)
+        verdict = "within the bar" if mean < BAR else "over the bar"
+        print(
+            f"\nMean error of samples/s over {len(errors)} topologies that did not calibrate: {100 * mean:.1f} % ",
+            end="",
+        )
+        print(f"(bar {100 * BAR:.0f} %: {verdict}).")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""HOW long does each part of a step take? Runs the user's script in a worker task for some seconds, with a stopwatch.
+
+Started by plan/calibrate through `paceline run -m`, and by bench/plan. It ends the script when the time is over, and
+leaves what it measured in the run folder. Must never change what the script computes. A step, from push to push:
+
+    push | overlap (the next batch) | settle (wait, and read the answer) | compute | push …
+
+With --probe every tenth answer is taken at once, so that settle shows a whole round trip.
+"""
+
+import argparse
+import contextlib
+import os
+import resource
+import runpy
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from paceline.plan.timings import Timings, parts_of
+from paceline.telemetry.paths import RunPaths
+from paceline.worker.trainee import Trainee
+
+PROBE_EVERY = 10
+MOST_STEPS = 200_000
+
+
+class Stopwatch:
+    """Marks on the thread that trains: wall and processor time of each part of each step."""
+
+    def __init__(self, seconds: float, warmup_s: float, is_probe: bool) -> None:
+        self._seconds, self._warmup_s, self._is_probe = seconds, warmup_s, is_probe
+        self._mark = now()
+        self._now: dict[str, list[float]] = {}
+        self._is_pushing = False
+        self._is_eager = False  # the answer of the last push was taken at once, by us
+        self._pushes = 0
+        self._began_s: float | None = None
+        self.from_s: float | None = None
+        self.until_s = 0.0
+        self.cpu_s = 0.0
+        self.ps_cpu_s: float | None = None
+        self.lazy: list[dict[str, list[float]]] = []
+        self.eager: list[dict[str, list[float]]] = []
+        self.batch = 0.0
+        self.size_bytes = 0
+        self.ps: list[psutil.Process] = []
+
+    def mark(self, part: str) -> None:
+        mark = now()
+        spent = self._now.setdefault(part, [0.0, 0.0, 0.0])
+        for at in range(3):
+            spent[at] += mark[at] - self._mark[at]
+        self._mark = mark
+
+    @contextlib.contextmanager
+    def pushing(self, trainee: Trainee) -> Iterator[None]:
+        self.mark("compute")
+        self._is_pushing = True
+        yield
+        self._is_pushing = False
+        self.mark("push")
+        self._step_ended(trainee)
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        self.mark("push" if self._is_pushing else "overlap")
+        yield
+        self.mark("settle")
+
+    def _step_ended(self, trainee: Trainee) -> None:
+        now_s = self._mark[0]
+        if self.from_s is not None and len(self.lazy) < MOST_STEPS:
+            (self.eager if self._is_eager else self.lazy).append(self._now)
+        self._now = {}
+        self._pushes += 1
+        if self._began_s is None:
+            self._began_s = now_s
+        if self.from_s is None and now_s - self._began_s >= self._warmup_s and self._pushes > 3:
+            self._begin(trainee, now_s)
+        elif self.from_s is not None and now_s - self.from_s >= self._seconds:
+            self._end(now_s)
+        self._is_eager = self._is_probe and trainee.is_lazy and self._pushes % PROBE_EVERY == 0
+        if self._is_eager:
+            trainee.settle()
+
+    def _begin(self, trainee: Trainee, now_s: float) -> None:
+        self.batch, self.size_bytes = trainee._weight, trainee.plan.total_bytes
+        self.cpu_s, self.ps_cpu_s = -time.process_time(), -cpu_of(self.ps) if self.ps else None
+        self._mark = now()
+        self.from_s = self._mark[0]
+
+    def _end(self, now_s: float) -> None:
+        self.finish(now_s)
+        raise SystemExit(0)
+
+    def finish(self, now_s: float) -> None:
+        if self.from_s is None or self.until_s:
+            return
+        self.until_s = now_s
+        self.cpu_s += time.process_time()
+        if self.ps_cpu_s is not None:
+            self.ps_cpu_s += cpu_of(self.ps)
+
+    def timings(self) -> Timings:
+        steps = len(self.lazy) + len(self.eager)
+        return Timings(
+            steps=steps,
+            wall_s=self.until_s - self.from_s if self.from_s is not None else 0.0,
+            cpu_s=self.cpu_s,
+            ps_cpu_s=self.ps_cpu_s,
+            lazy=parts_of(self.lazy),
+            eager=parts_of(self.eager),
+            batch=self.batch,
+            size_bytes=self.size_bytes,
+        )
+
+
+def now() -> tuple[float, float, float]:
+    """The clock, this thread's processor time, and how often it has gone to sleep by itself."""
+    slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    return time.perf_counter(), time.thread_time(), float(slept)
+
+
+def cpu_of(processes: Sequence[psutil.Process]) -> float:
+    """Processor seconds of all of them so far."""
+    total_s = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
+
+
+def ps_processes(run_dir: Path) -> list[psutil.Process]:
+    """The ps of this run, found by the ports they listen on; none where the system does not tell."""
+    spec: dict[str, Any] = msgspec.json.decode(RunPaths(run_dir).cluster.read_bytes())
+    ports = {int(address.rpartition(":")[2]) for address in spec.get("ps", [])}
+    try:
+        listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid]
+        found = {c.pid for c in listening if getattr(c.laddr, "port", 0) in ports}
+        return [psutil.Process(pid) for pid in found]
+    except (psutil.Error, OSError):
+        return []
+
+
+def attach(watch: Stopwatch, run_dir: Path) -> None:
+    """Around the two places every step goes through."""
+    push, settle = Trainee._push, Trainee.settle
+
+    def timed_push(self: Trainee, gradients: Any) -> None:
+        if not watch.ps:
+            watch.ps = ps_processes(run_dir)
+        with watch.pushing(self):
+            push(self, gradients)
+
+    def timed_settle(self: Trainee) -> None:
+        if not self.client.is_pending:
+            return
+        with watch.settling():
+            settle(self)
+
+    Trainee._push, Trainee.settle = timed_push, timed_settle  # type: ignore[method-assign]
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--warmup", type=float, default=1.0)
+    parser.add_argument("--probe", action="store_true")
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("script")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(argv)
+    watch = Stopwatch(asked.seconds, asked.warmup, asked.probe)
+    attach(watch, asked.run_dir)
+    try:
+        run(asked.script, asked.rest, asked.module)
+    finally:
+        watch.finish(time.perf_counter())
+        told = msgspec.json.encode(watch.timings())
+        (asked.run_dir / f"timings-{os.getpid()}.json").write_bytes(told)
+
+
+def run(script: str, args: Sequence[str], is_module: bool) -> None:
+    """As launchers/entry does it: the script's name, its arguments, its folder first on the path."""
+    sys.argv = [script, *args]
+    if is_module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

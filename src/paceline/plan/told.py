@@ -1,0 +1,95 @@
+"""HOW is a plan told? The lines of its table, plan.json, and a calibration that is read back.
+
+Called by cli/plan. Must never round anything in the file, nor decide anything.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import UsageError
+from paceline.plan.costs import FORMAT, Costs
+from paceline.plan.planning import Plan
+from paceline.plan.simulate import Prediction
+
+HEAD = ("workers", "ps", "mode", "step ms", "samples/s", "efficiency", "stale", "p95", "discarded", "limited by")
+
+
+def head(plan: Plan) -> tuple[str, ...]:
+    return (*HEAD, "cost per 1M") if plan.wanted.price is not None else HEAD
+
+
+def rows(plan: Plan) -> list[tuple[str, ...]]:
+    """One line a topology; a star marks the recommended one, a ring a knee."""
+    return [
+        _row(plan, point, curve.knee == point.topology.num_workers) for curve in plan.curves for point in curve.points
+    ]
+
+
+def _row(plan: Plan, point: Prediction, is_knee: bool) -> tuple[str, ...]:
+    topology = point.topology
+    is_recommended = plan.recommended is not None and plan.recommended.topology == topology
+    mark = " ★" if is_recommended else " ○" if is_knee else ""
+    cells = (
+        f"{topology.num_workers}{mark}",
+        str(topology.num_ps),
+        str(topology.mode),
+        f"{point.step_ms:.3g}" if point.step_ms < 1000 else f"{point.step_ms:.0f}",
+        f"{point.samples_per_s:,.0f}",
+        f"{100 * (point.efficiency or 0):.0f} %",
+        f"{point.staleness_mean:.1f}",
+        f"{point.staleness_p95:.0f}",
+        f"{100 * point.discarded:.0f} %",
+        point.limit,
+    )
+    return (*cells, f"{point.cost or 0:.3g}") if plan.wanted.price is not None else cells
+
+
+def costs_lines(costs: Costs) -> list[str]:
+    """What the prediction rests on."""
+    lines = [
+        f"A step of one worker: {costs.compute_ms + costs.device_ms:.3g} ms computing, {costs.overlap_ms:.3g} ms next "
+        f"batch, {costs.apply_ms:.3g} ms update on the ps; {costs.size_bytes / 1e6:.3g} MB of parameters, "
+        f"{costs.batch:g} samples; {costs.threads} thread{'s' * (costs.threads > 1)} a task.",
+    ]
+    for name, lane in costs.lanes.items():
+        lines.append(
+            f"An exchange over {name}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, "
+            f"{lane.message_ms:.3g} ms a message on the ps, {lane.bulk_ms:.3g} ms for its bytes, "
+            f"{lane.wake_ms:.3g} ms waking."
+        )
+    if costs.contention:
+        lines.append(f"With all cores busy each is {100 * costs.contention:.0f} % slower.")
+    return lines
+
+
+def write(plan: Plan, folder: Path) -> Path:
+    """plan.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    return path
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    costs: Costs
+
+
+def read_costs(path: Path) -> Costs:
+    """Of an earlier plan.json or calibration.json."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"--calibration {path}: {error.strerror}; give a calibration.json of an earlier plan."
+        ) from None
+    try:
+        costs = msgspec.json.decode(data, type=Costs)
+    except msgspec.MsgspecError:
+        try:
+            costs = msgspec.json.decode(data, type=_Kept).costs
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"--calibration {path} is no calibration ({error}); make it again.") from None
+    if costs.format != FORMAT:
+        raise UsageError(f"--calibration {path} is of another version of paceline; make it again.")
+    return costs

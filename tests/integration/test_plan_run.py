@@ -1,0 +1,65 @@
+"""DOES a calibration see a real script? Its parts, its failure with the traceback, and nothing left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.plan.calibrate import num_cores
+from paceline.plan.costs import Costs
+
+pytestmark = pytest.mark.timeout(150)  # a loaded machine takes long to start tasks
+
+SCRIPT = """
+import torch
+import paceline
+
+ctx = paceline.init()
+model = torch.nn.Linear(50, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(640, 50), torch.randint(0, 10, (640,)))
+loader = torch.utils.data.DataLoader(data, batch_size=32)
+model, optimizer, loader = ctx.prepare(model, optimizer, loader)
+while True:
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def plan(script: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "plan",
+        "--seconds",
+        "0.4",
+        "--threads",
+        str(num_cores()),
+        *flags,
+        str(script),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=140)
+
+
+def test_a_script_that_never_ends_is_calibrated_and_planned(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(SCRIPT)
+    done = plan(script, "--workers", "1:2", "--ps", "1", "--mode", "async", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "Recommended: " in done.stdout
+    costs = msgspec.json.decode((tmp_path / "out" / "calibration.json").read_bytes(), type=Costs)
+    assert costs.batch == 32 and costs.compute_ms > 0 and costs.overlap_ms > 0 and costs.apply_ms > 0
+    assert 510 * 4 <= costs.size_bytes < 3000 and costs.lanes["shm"].message_ms > 0
+
+
+def test_a_script_that_fails_is_told_with_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(SCRIPT.replace("optimizer.step()", "optimizer.step(); raise ValueError('no more data')"))
+    done = plan(script)
+    assert done.returncode == 2
+    assert "ValueError: no more data" in done.stderr and "Traceback" in done.stderr

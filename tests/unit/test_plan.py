@@ -1,0 +1,299 @@
+"""IS a plan right where one can know it? Limits, seeds, knees; what counts is decided by the modes themselves."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from paceline.cli.main import main
+from paceline.errors import UsageError
+from paceline.plan import told
+from paceline.plan.costs import Costs, LaneCosts, given
+from paceline.plan.planning import Planner, Wanted
+from paceline.plan.sharing import Shared, World
+from paceline.plan.simulate import PS_LINK, PS_PROCESSOR, Prediction, Simulation
+from paceline.plan.timings import Measured, Part, Timings, contention, costs_of
+from paceline.plan.topology import Topology, counts, mode_of, parse_link, parse_price, parse_size
+
+ROOMY = 64  # cores: nobody waits for one
+FAST = parse_link("1000Gbit/s,0us")
+
+
+def costs(**changed: object) -> Costs:
+    """10 ms computing, 1 ms update, everything else free and without luck."""
+    free = LaneCosts(push_ms=0.0, read_ms=0.0, message_ms=0.0)
+    made = Costs(compute_ms=10.0, apply_ms=1.0, size_bytes=1_000_000, lanes={"shm": free, "tcp": free}, cores=ROOMY)
+    return msgspec.structs.replace(made, **changed)
+
+
+def predicted(
+    workers: int, mode: str = "async", num_ps: int = 1, what: Costs | None = None, **more: object
+) -> Prediction:
+    spec = mode_of(mode, workers)
+    assert spec is not None
+    topology = Topology(num_workers=workers, num_ps=num_ps, mode=spec, **{"cores": ROOMY, **more})
+    return Simulation(topology, what or costs(), Random(1)).run()
+
+
+@pytest.mark.parametrize("name", ["costs", "topology", "timings"])
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(import_module(f"paceline.plan.{name}")).failed == 0
+
+
+# --- sharing ------------------------------------------------------------------------------------------------------
+
+
+def test_users_that_fit_do_not_disturb_each_other_and_others_are_all_slowed_alike() -> None:
+    world, ends = World(), []
+    cores = Shared(world, 2.0, 1.0)
+    for name in ("a", "b", "c"):
+        cores.use(1.0, lambda name=name: ends.append((name, round(world.now, 6))))
+    world.run_until(lambda: len(ends) == 3)
+    assert ends == [("a", 1.5), ("b", 1.5), ("c", 1.5)]
+    assert cores.share_used(0.0, 0.0) == pytest.approx(1.0)
+
+
+def test_one_that_comes_later_takes_its_share_from_then_on() -> None:
+    world, ends = World(), {}
+    link = Shared(world, 100.0, 100.0)
+    link.use(100.0, lambda: ends.update(first=world.now))
+    world.after(0.5, lambda: link.use(50.0, lambda: ends.update(second=world.now)))
+    world.run_until(lambda: len(ends) == 2)
+    assert ends == {"first": pytest.approx(1.5), "second": pytest.approx(1.5)}
+
+
+def test_a_core_is_slower_when_all_others_work() -> None:
+    world, ends = World(), []
+    cores = Shared(world, 2.0, 1.0, contention=0.5)
+    cores.use(1.0, lambda: ends.append(world.now))
+    world.run_until(lambda: len(ends) == 1)
+    for _ in range(2):
+        cores.use(1.0, lambda: ends.append(world.now))
+    world.run_until(lambda: len(ends) == 3)
+    assert ends == [pytest.approx(1.0), pytest.approx(2.5), pytest.approx(2.5)]
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded:3"])
+def test_one_worker_takes_what_was_calibrated(mode: str) -> None:
+    lane = LaneCosts(push_ms=0.5, read_ms=0.25, message_ms=0.2, wake_ms=0.1)
+    found = predicted(1, mode, what=costs(lanes={"shm": lane}))
+    assert found.step_ms == pytest.approx(10 + 0.5 + 1.0 + 0.2 + 0.1 + 0.25, rel=1e-6)
+    assert found.staleness_mean == found.discarded == 0
+
+
+def test_the_next_batch_is_loaded_while_the_ps_works() -> None:
+    assert predicted(1, what=costs(overlap_ms=0.4)).step_ms == pytest.approx(11.0)
+    assert predicted(1, what=costs(overlap_ms=4.0)).step_ms == pytest.approx(14.0)
+
+
+def test_on_an_infinite_link_workers_with_their_own_hosts_add_up_until_the_ps_is_full() -> None:
+    what = costs(spread=0.1)
+    few, full = (predicted(n, what=what, lane="tcp", link=FAST) for n in (4, 20))
+    assert few.steps_per_s == pytest.approx(4 / 0.011, rel=0.1)
+    assert full.steps_per_s == pytest.approx(1 / 0.001, rel=0.02)  # one update a ms
+    assert full.limit == PS_PROCESSOR and full.ps_busy > 0.97
+    assert full.staleness_mean == pytest.approx(19.0, abs=0.5)
+
+
+def test_two_ps_carry_twice_as_much() -> None:
+    what = costs(spread=0.1, apply_ms=4.0)
+    one, two = (predicted(20, num_ps=m, what=what, lane="tcp", link=FAST) for m in (1, 2))
+    assert two.steps_per_s == pytest.approx(2 * one.steps_per_s, rel=0.1)
+
+
+def test_a_link_carries_its_bytes_a_second() -> None:
+    link = parse_link("80Mbit/s,1ms")  # ten pushes of 1 MB a second
+    found = predicted(8, what=costs(spread=0.1), lane="tcp", link=link)
+    assert found.steps_per_s == pytest.approx(10.0 * 8 / 9, rel=0.06)  # 8 customers of two equal queues: up and down
+    assert found.limit == PS_LINK
+    alone = predicted(1, lane="tcp", link=link)
+    assert alone.step_ms == pytest.approx(10 + 1 + 2 * (100 + 1), rel=1e-6)
+
+
+def test_cores_of_one_machine_are_shared_with_the_ps() -> None:
+    found = predicted(4, cores=2)
+    assert found.steps_per_s == pytest.approx(2 / 0.011, rel=0.02)
+    assert found.limit == "cores of the machine"
+
+
+@pytest.mark.parametrize("num_ps", [1, 3])
+def test_sync_of_equal_workers_is_as_fast_as_one_and_its_updates(num_ps: int) -> None:
+    """ps:0 updates first, then the others, as the decision is carried to one after the other."""
+    found = predicted(4, "sync", num_ps)
+    assert found.step_ms == pytest.approx(10 + num_ps * costs().apply_share_ms(num_ps, 1), rel=0.001)
+    assert found.staleness_mean == found.discarded == 0
+
+
+def test_sync_waits_for_the_slowest_and_async_does_not() -> None:
+    slow = ((1, 4.0),)
+    sync, free = (predicted(2, mode, slow=slow) for mode in ("sync", "async"))
+    assert sync.step_ms == pytest.approx(41.0, rel=0.01) and sync.limit == "the slowest worker"
+    assert free.steps_per_s == pytest.approx(1 / 0.011 + 1 / 0.041, rel=0.1)
+
+
+@pytest.mark.parametrize("num_ps", [1, 2])
+def test_k_of_n_discards_the_rest(num_ps: int) -> None:
+    found = predicted(4, "sync:3", num_ps, what=costs(spread=0.3))
+    assert found.discarded == pytest.approx(0.25, abs=0.03)
+    full = predicted(4, "sync", num_ps, what=costs(spread=0.3))
+    assert found.step_ms < full.step_ms
+
+
+def test_bounded_lets_nobody_get_further_ahead() -> None:
+    found = predicted(2, "bounded:3", slow=((1, 4.0),))
+    assert found.step_ms == pytest.approx(41.0, rel=0.02), "both go as fast as the slow one"
+
+
+def test_local_steps_make_exchanges_rare() -> None:
+    link = parse_link("80Mbit/s")
+    each, ten = (predicted(2, mode, what=costs(), lane="tcp", link=link) for mode in ("sync", "local:10"))
+    assert ten.steps_per_s > 5 * each.steps_per_s
+
+
+def test_a_seed_gives_the_same_plan_and_another_seed_another() -> None:
+    wanted = Wanted(workers=[2], ps=[1], modes=["sync:1"])
+    what = costs(spread=0.2)
+    plans = [msgspec.json.encode(Planner(what, wanted, lambda s=s: Random(s)).plan(0)) for s in (5, 5, 6)]
+    assert plans[0] == plans[1] != plans[2]
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_workers_are_few_events_and_the_knee_is_where_a_ps_is_full() -> None:
+    wanted = Wanted(workers=counts("1000", "workers"), ps=[1], modes=["async"], link=FAST, lane="tcp", cores=ROOMY)
+    planner = Planner(costs(spread=0.1), wanted, lambda: Random(0))
+    plan = planner.plan(0)
+    one = plan.curves[0]
+    assert planner.events < 150_000
+    assert one.knee is not None and 8 <= one.knee <= 14  # 11 ms a step, 1 ms of it on the ps
+    assert one.points[-1].is_extended and one.points[-1].samples_per_s == pytest.approx(1000, rel=0.03)
+    assert one.points[-1].staleness_mean == pytest.approx(999, rel=0.05)
+    assert plan.recommended is not None and plan.recommended.topology.num_workers == 8
+
+
+def test_a_thousand_workers_of_sixteen_ps_are_simulated_in_few_events() -> None:
+    found = predicted(1000, num_ps=16, what=costs(spread=0.1), lane="tcp", link=FAST)
+    assert found.events < 150_000
+    assert found.steps_per_s == pytest.approx(1 / (0.03e-3 + 0.97e-3 / 16), rel=0.05), "each ps is full"
+
+
+def test_nobody_is_recommended_who_does_not_pay() -> None:
+    wanted = Wanted(workers=[1, 2, 3, 4], ps=[1], modes=["async", "sync"], cores=2, price=(1.0, 1.0))
+    plan = Planner(costs(), wanted, lambda: Random(0)).plan(0)
+    assert plan.recommended is not None and plan.recommended.topology.num_workers == 2
+    assert [curve.knee for curve in plan.curves] == [2, 2]
+    assert plan.recommended.cost == pytest.approx(1 / 3600 / plan.recommended.samples_per_s * 1e6)
+    marked = [row[0] for row in told.rows(plan)]
+    assert sorted(cell[2:] for cell in marked if len(cell) > 1) == ["○", "★"]
+    assert len(told.head(plan)) == len(told.rows(plan)[0])
+
+
+# --- what was measured --------------------------------------------------------------------------------------------
+
+
+def timings(scale: float = 1.0, **changed: object) -> Timings:
+    lazy = {
+        "push": Part(wall_ms=0.2, cpu_ms=0.1 * scale),
+        "overlap": Part(wall_ms=0.3, cpu_ms=0.3 * scale),
+        "settle": Part(wall_ms=0.1, cpu_ms=0.05 * scale),
+        "compute": Part(wall_ms=2.0, cpu_ms=2.0 * scale, p10_ms=1.8, p90_ms=2.2),
+    }
+    eager = {**lazy, "push": Part(off_ms=0.1), "settle": Part(wall_ms=0.4, cpu_ms=0.05, off_ms=0.2)}
+    made = Timings(
+        steps=1000, wall_s=2.6, cpu_s=2.45 * scale, ps_cpu_s=0.2, lazy=lazy, eager=eager, batch=32.0, size_bytes=400_000
+    )
+    return msgspec.structs.replace(made, **changed)
+
+
+def test_timings_become_costs() -> None:
+    found = costs_of(Measured(timings=timings(), apply_ms=0.12), None, None, cores=2, num_crowd=2)
+    assert (found.compute_ms, found.overlap_ms, found.batch, found.compute_cores) == (2.0, 0.3, 32.0, 1.0)
+    shm = found.lanes["shm"]
+    assert shm.message_ms == pytest.approx(0.08) and shm.bulk_ms == 0 and shm.wake_ms == pytest.approx(0.1)
+    tcp = Measured(timings=timings(ps_cpu_s=0.5), apply_ms=0.12)
+    both = costs_of(Measured(timings=timings(), apply_ms=0.12), tcp, None, cores=2, num_crowd=2)
+    assert both.lanes["tcp"].message_ms == pytest.approx(0.08)
+    assert both.lanes["tcp"].bulk_ms == pytest.approx(0.3), "what the bytes cost beyond the message"
+
+
+def test_contention_is_how_much_more_time_a_step_takes_on_busy_cores() -> None:
+    assert contention(timings(), timings(1.2), cores=2, num_workers=2) == pytest.approx(0.2, rel=0.05)
+    assert contention(timings(), timings(), cores=2, num_workers=2) == 0
+    assert contention(timings(), timings(1.2), cores=1, num_workers=1) == 0
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(UsageError, match="raise --seconds"):
+        costs_of(Measured(timings=timings(steps=5), apply_ms=0.1), None, None, cores=2, num_crowd=2)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+GIVEN = ["plan", "--step-ms", "20", "--bytes", "4MB", "--apply-ms", "1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["plan"], "Give a script"),
+        (["plan", "no_such_script.py"], "There is no script"),
+        ([*GIVEN, "--workers", "0"], "at least 1"),
+        ([*GIVEN, "--workers", "x"], "a range (1:8)"),
+        ([*GIVEN, "--mode", "asink"], "did you mean 'async'?"),
+        ([*GIVEN, "--mode", "sync:x"], "K gradients a round"),
+        ([*GIVEN, "--link", "fast"], "1Gbit/s,0.2ms"),
+        ([*GIVEN, "--lane", "pigeon"], "shm or tcp"),
+        ([*GIVEN, "--price", "cheap"], "worker=3,ps=0.5"),
+        ([*GIVEN, "--cores-per-host", "0"], "at least 1"),
+        ([*GIVEN, "--calibration", "x.json"], "one of them, not several"),
+        (["plan", "--step-ms", "20"], "--step-ms needs --bytes"),
+        (["plan", "--calibration", "no.json"], "calibration.json of an earlier plan"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2 and says in error and len(error.strip().splitlines()) == 1
+
+
+def test_a_plan_is_told_drawn_and_its_calibration_used_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    few = ["--workers", "1:3", "--ps", "1", "--mode", "async", "--cores-per-host", "2", "--price", "0.5"]
+    with pytest.raises(SystemExit) as exit_:
+        main([*GIVEN, *few, "--out", str(tmp_path)])
+    first = capsys.readouterr().out
+    assert not exit_.value.code and "Recommended: 1 ps + 2 workers" in first
+    assert (tmp_path / "plan.svg").read_text().startswith("<?xml") and (tmp_path / "plan.png").stat().st_size > 10_000
+    kept = str(tmp_path / "calibration.json")
+    for file in (kept, str(tmp_path / "plan.json")):
+        with pytest.raises(SystemExit):
+            main(["plan", "--calibration", file, *few])
+        assert capsys.readouterr().out == first[: first.index("Written: ")]
+
+
+def test_what_is_not_a_calibration_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"compute_ms": "fast"}')
+    with pytest.raises(UsageError, match="is no calibration"):
+        told.read_costs(wrong)
+    wrong.write_bytes(msgspec.json.encode(costs(format=99)))
+    with pytest.raises(UsageError, match="another version"):
+        told.read_costs(wrong)
+
+
+def test_sizes_and_prices() -> None:
+    assert parse_size("1kB") == 1000 and parse_size("2MiB") == 2 * 2**20 and parse_size("512") == 512
+    for text in ("worker=1", "worker=1,ps=2,chief=3", "-1", "nan"):
+        with pytest.raises(UsageError):
+            parse_price(text)
+    assert given(20, 0, 3).apply_share_ms(1, 1) == 3.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.lab import accuracy, apply, budget, documents, in_graph, modes, overhead, safety, tensorflow
+from paceline.lab import accuracy, apply, budget, documents, in_graph, modes, overhead, safety, seeds, tensorflow
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
@@ -15,4 +15,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "in-graph": in_graph.matrix,
     "documents": documents.matrix,
     "tensorflow": tensorflow.matrix,
+    "seeds": seeds.matrix,
 }

@@ -11,6 +11,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
 from paceline.telemetry.records import StepMs
 
+HOSTS = "paceline.lab.hosts_script"  # what starts a cell's tasks when they are on several hosts
 NONE = "-"
 REMARK = "remark"
 NOT_BROKEN = ("missing: ", "skipped: ")  # how the cause of a failure begins that is nobody's fault
@@ -27,6 +28,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     num_ps: int = 1  # 0: no cluster; the program is one process, and is told where to leave what it tells
     limit_s: float = 120.0  # then it is ended, and has failed
     needs_bytes: int = 0  # with less memory free it is skipped
+    needs_gpus: int = 0  # with fewer cards visible it is skipped
+    hosts: tuple[tuple[str, ...], ...] = ()  # the tasks of each host; empty: all of them here, through `paceline run`
 
     @property
     def slowed(self) -> set[int]:
@@ -38,10 +41,25 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         """What one would type to have it."""
         if not self.num_ps:
             return ("python", "-m", *self.program)
+        if self.hosts:
+            tasks = "/".join(",".join(host) for host in self.hosts)
+            asked = ("--settings", settings_text(self.settings)) if flags(self.settings) else ()
+            return ("python", "-m", HOSTS, "--hosts", tasks, *asked, "-m", *self.program)
         ps = ("--ps", str(self.num_ps)) if self.num_ps > 1 else ()
         return (
             "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), "-m", *self.program,
         )  # fmt: skip
+
+
+def settings_text(settings: Settings) -> str:
+    """The settings that are not as ever, as JSON.
+
+    >>> settings_text(Settings(run_id="", mode="sync"))
+    '{"mode":"sync"}'
+    """
+    plain = Settings(run_id=settings.run_id, run_dir=settings.run_dir)
+    said = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return msgspec.json.encode({k: v for k, v in said.items() if v != getattr(plain, k)}).decode()
 
 
 def flags(settings: Settings) -> list[str]:
@@ -68,7 +86,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepMs | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
-    epoch_s: float | None = None
+    first_epoch_s: float | None = None
+    epoch_s: float | None = None  # of those after the first
+    first_100_steps_ms: float | None = None  # their mean
+    waited_at_start_s: float = 0.0  # for the others, before its first step
     metrics: dict[str, float | None] = {}  # what its script logged last
 
 

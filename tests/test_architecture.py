@@ -88,6 +88,13 @@ PURE = [
     "lab/document_rows.py",
     "lab/documents.py",
     "lab/tensorflow.py",
+    "lab/seeds.py",
+    "lab/watch.py",
+    "lab/watched.py",
+    "lab/cards.py",
+    "lab/towers.py",
+    "lab/scale.py",
+    "lab/pushes.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -13,8 +13,8 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="What to measure: overhead, modes, apply, safety, accuracy, budget, in-graph, documents, tensorflow or "
-        "soak.",
+        help="What to measure: overhead, modes, apply, safety, accuracy, budget, in-graph, documents, tensorflow, "
+        "seeds, watch, cards, towers, scale or soak.",
         show_default=False,
     ),
 ]

@@ -2,7 +2,22 @@
 
 from collections.abc import Callable
 
-from paceline.lab import accuracy, apply, budget, documents, in_graph, modes, overhead, safety, seeds, tensorflow
+from paceline.lab import (
+    accuracy,
+    apply,
+    budget,
+    cards,
+    documents,
+    in_graph,
+    modes,
+    overhead,
+    safety,
+    scale,
+    seeds,
+    tensorflow,
+    towers,
+    watch,
+)
 from paceline.lab.scenario import Matrix
 
 MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and shorter
@@ -16,4 +31,8 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "documents": documents.matrix,
     "tensorflow": tensorflow.matrix,
     "seeds": seeds.matrix,
+    "towers": towers.matrix,
+    "scale": scale.matrix,
+    "watch": watch.matrix,
+    "cards": cards.matrix,
 }

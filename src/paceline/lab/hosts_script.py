@@ -2,7 +2,7 @@
 
 Started by lab/whole_runs, or by hand as root:
 
-    python -m paceline.lab.hosts_script --run-dir runs/two --hosts ps:0,worker:0/worker:1 -m paceline.lab.accuracy_script
+    python -m paceline.lab.hosts_script --run-dir runs/two --hosts ps:0,worker:0/worker:1 -m MODULE
 
 leaves summary.json as `paceline run` does, and what it saw of processors and cables in lab.json, unless the program
 tells something there itself. One host without root is the machine itself. Must never leave a process behind.
@@ -184,9 +184,7 @@ class Tasks:
             process.kill()
 
 
-def sum_up(
-    cluster: ClusterSpec, settings: Settings, paths: RunPaths, failed: dict[Task, int], watched: Watched
-) -> int:
+def sum_up(cluster: ClusterSpec, settings: Settings, paths: RunPaths, failed: dict[Task, int], watched: Watched) -> int:
     error = "; ".join(f"{task} {closing.how(code)}" for task, code in failed.items()) or None
     told = summary.build(
         settings,

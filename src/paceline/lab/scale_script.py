@@ -42,7 +42,9 @@ from paceline.worker.client import Client
 MODULE = "paceline.lab.scale_script"
 UNTIMED = 3
 TOGETHER = 8  # pushes between two looks at the clock, of small loads
-JOIN_S = 120.0
+LIMIT_S = 300.0
+END_S = 3.0
+LOOK_S = 0.02
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -64,25 +66,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measured(args: argparse.Namespace) -> Pushes:
     """1 and 4. From the nursery to the numbers."""
-    logs = args.told.parent
+    paths = RunPaths(args.told.parent)
+    paths.create()
     with Reserved() as ports, tempfile.TemporaryDirectory(prefix="paceline-scale-") as told:
         cluster = ClusterSpec({"ps": ports.addresses(args.ps), "worker": ports.addresses(args.workers)})
         ports.before_start()
         nursery = Nursery(os.environ)
         began_s = time.monotonic()
         born: dict[Task, Forked] = {}
+        failed: Task | None = None
         try:
             for task in [*cluster.ps, *cluster.workers]:
-                born[task] = give_birth(nursery, cluster, task, args, Path(told), RunPaths(logs))
-                began_s = began_s if len(born) > 1 else time.monotonic()  # the first one has waited for the imports
-            codes = {task: forked.wait() for task, forked in born.items() if task.job == "worker"}
+                born[task] = give_birth(nursery, cluster, task, args, Path(told), paths)
+                if len(born) == 1:
+                    began_s = time.monotonic()  # it has waited for the imports
+            failed = all_ended(born, LIMIT_S)
         finally:
             with undisturbed():
                 end(born)
                 nursery.close()
-        failed = [task for task, code in codes.items() if code]
-        if failed:
-            raise SystemExit(f"{failed[0]} failed; {closing.reason(RunPaths(logs).logs(failed[0]))[-1:]}")
+        if failed is not None:
+            raise SystemExit(f"{failed} failed: {' '.join(closing.reason(paths.logs(failed))[-1:])}")
         pushed = [msgspec.json.decode(path.read_bytes(), type=Pushed) for path in sorted(Path(told).glob("*.json"))]
     return Pushes(workers=pushed, started_s=max(each.ready_at_s for each in pushed) - began_s)
 
@@ -102,12 +106,34 @@ def give_birth(
 SECRET = Secret(secrets.token_bytes(32), None)
 
 
+def all_ended(born: dict[Task, Forked], limit_s: float) -> Task | None:
+    """Wait until all have ended; who failed first, or has not ended in time."""
+    deadline_s = time.monotonic() + limit_s
+    left = dict(born)
+    while left and time.monotonic() < deadline_s:
+        for task, forked in list(left.items()):
+            ended = os.waitid(os.P_PID, forked.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None and ended.si_status:
+                return task
+            if ended is not None:
+                del left[task]
+        time.sleep(LOOK_S)
+    return next(iter(left), None)
+
+
 def end(born: dict[Task, Forked]) -> None:
-    """The ps end when they hear that nobody comes back; whoever is left after a failure is killed."""
-    for forked in born.values():
-        with suppress(ProcessLookupError):
-            os.kill(forked.pid, signal.SIGKILL)
-        forked.reap()
+    """Nobody is left: asked first, so that a ps gives its memory back."""
+    for number, within_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+        for forked in born.values():
+            with suppress(ProcessLookupError):
+                os.kill(forked.pid, number)
+        deadline_s = time.monotonic() + within_s
+        while born and time.monotonic() < deadline_s:
+            for task, forked in list(born.items()):
+                if os.waitid(os.P_PID, forked.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                    forked.reap()
+                    del born[task]
+            time.sleep(LOOK_S if born else 0.0)
 
 
 # --- a null worker ----------------------------------------------------------------------------------------------------
@@ -141,7 +167,7 @@ def null_worker(args: argparse.Namespace) -> None:
 def pushes(client: Client, parts: Sequence[memoryview], seconds: float) -> list[float]:
     """One after the other until the time is up; how long each took."""
     deadline_s = time.monotonic() + seconds
-    took_s = []
+    took_s: list[float] = []
     last_s = time.perf_counter()
     while not took_s or time.monotonic() < deadline_s:
         for _ in range(TOGETHER if parts[0].nbytes < 1 << 20 else 1):

@@ -21,6 +21,7 @@ class Kind(Enum):
     SINGLE = "single"  # PyTorch alone; several workers are as many single processes at the same time
     CLUSTER = "cluster"  # ps and workers through the package's own entry
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker, and one a ps
+    TOWERS = "towers"  # one process with so many towers
     IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
 

@@ -26,6 +26,7 @@ WORKER = "paceline.lab.worker_script"
 KERAS_WORKER = "paceline.lab.keras_script"
 CARRIER = "paceline.lab.carriers"
 FEEDER = "paceline.lab.feeder_script"
+TOWERS = "paceline.lab.towers_script"
 PEERS = Path("bench") / "peers"
 
 
@@ -53,8 +54,11 @@ class Starter:
             self._peer(scenario, group)
         elif scenario.kind is Kind.CLUSTER:
             self._cluster(scenario, group, (worker, "worker", *trained))
+        elif scenario.kind is Kind.TOWERS:
+            one = msgspec.structs.replace(scenario, num_workers=1)
+            self._alone(one, group, TOWERS, (*trained, "--towers", str(scenario.num_workers)))
         elif scenario.kind is Kind.IN_GRAPH:
-            self._in_graph(scenario, group, (*self._data, *batch))
+            self._in_graph(scenario, group, trained)
         elif scenario.num_ps:
             self._cluster(scenario, group, (CARRIER, scenario.what, *self._carrier))
         else:

@@ -20,7 +20,7 @@ class Net(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """One look: the cores that each task has used since the one before, and what went through each host's interfaces."""
+    """One look: cores of each task since the one before, and what went through each host's interfaces so far."""
 
     at_s: float
     cores: dict[str, float]

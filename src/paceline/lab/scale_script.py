@@ -40,6 +40,7 @@ from paceline.wire.messages import Barrier, Close, OptimizerSpec
 from paceline.worker.client import Client
 
 MODULE = "paceline.lab.scale_script"
+NEEDS = ("paceline.launchers.task", MODULE)  # of a null worker, before the fork
 UNTIMED = 3
 TOGETHER = 8  # pushes between two looks at the clock, of small loads
 LIMIT_S = 300.0
@@ -100,7 +101,7 @@ def give_birth(
     if task.job != "ps":
         argv += ["--module", MODULE, "--bytes", str(args.bytes), "--seconds", str(args.seconds), "--null", str(told)]
     environ = {**os.environ, **encode_for_child(assignment)}
-    return nursery.birth(f"paceline {task}", argv, environ, paths.logs(task), {})
+    return nursery.birth(f"paceline {task}", argv, environ, paths.logs(task), {}, None if task.job == "ps" else NEEDS)
 
 
 SECRET = Secret(secrets.token_bytes(32), None)

@@ -277,8 +277,8 @@ def _starts(is_quick: bool) -> Table:
     )  # fmt: skip
     note = (
         "Document 004 (C43): in sync mode worker 0 is the slowest over its first 100 steps, because it waits for "
-        "worker 1 to come. first 100: mean step of each worker; with the wait: the same with the seconds before the first "
-        "step, which is how the document counts; later: median step."
+        "worker 1 to come. first 100: mean step of each worker; with the wait: the same with the seconds before "
+        "the first step, which is how the document counts; later: median step."
     )
     columns = ("mode", "late s", "waited s", "first 100 ms", "with the wait ms", "later ms")
     title = "The first 100 steps of each worker"

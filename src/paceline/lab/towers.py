@@ -3,7 +3,7 @@
 A matrix of the lab: `paceline lab run towers`. Pure. Document 001's towers (a copy of the model on each device, their
 gradients averaged) with the same samples a step: what two towers save is below 1, what towers cost is above it. Without
 cards the devices are CPUs: towers of one process take turns there, towers of two processes do not. Answers C8 (a
-heavier model gains more from a second device), C21 (sync is a larger batch) and C29 (k devices are k times, minus transfer).
+heavier model gains more from a second device), C21 (sync is a larger batch), C29 (k devices: k times, minus transfer).
 """
 
 from paceline.cluster.settings import Settings

@@ -1,4 +1,4 @@
-"""DO a cell's hosts work as processes? A cluster over two network namespaces, watched; and null workers by the nursery."""
+"""DO a cell's hosts work as processes? A cluster over two network namespaces, watched; and forked null workers."""
 
 import sys
 from pathlib import Path

@@ -160,7 +160,7 @@ def test_a_host_is_entered_by_the_process_that_holds_it() -> None:
 
 def test_what_is_not_there_is_skipped_and_said() -> None:
     gpu = found(seeds.matrix(True).tables[0].cells, "worker 1 on gpu 1")
-    with pytest.raises(Failed, match="^skipped: it needs 2 GPUs, and none can be seen here"):
+    with pytest.raises(Failed, match=r"^skipped: it needs 2 GPUs, and none can be seen here"):
         check_cards(gpu, 0)
     with pytest.raises(Failed, match="and 1 can be seen"):
         check_cards(gpu, 1)

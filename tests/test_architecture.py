@@ -112,6 +112,13 @@ PURE = [
     "plan/tasks.py",
     "plan/timings.py",
     "plan/topology.py",
+    "lab/seeds.py",
+    "lab/watch.py",
+    "lab/watched.py",
+    "lab/cards.py",
+    "lab/towers.py",
+    "lab/scale.py",
+    "lab/pushes.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -14,7 +14,8 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME|FILE.toml",
         help="What to measure: overhead, modes, apply, safety, accuracy, budget, in-graph, documents, tensorflow, "
-        "carriers, peers or soak; or a file that describes a matrix over a script of your own (docs/lab.md).",
+        "carriers, peers, seeds, watch, cards, towers, scale or soak; or a file that describes a matrix over a script "
+        "of your own (docs/lab.md).",
         show_default=False,
     ),
 ]

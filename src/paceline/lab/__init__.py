@@ -6,6 +6,7 @@ from paceline.lab import (
     accuracy,
     apply,
     budget,
+    cards,
     carrier_matrix,
     documents,
     in_graph,
@@ -13,7 +14,11 @@ from paceline.lab import (
     overhead,
     peers,
     safety,
+    scale,
+    seeds,
     tensorflow,
+    towers,
+    watch,
 )
 from paceline.lab.scenario import Matrix
 
@@ -29,4 +34,9 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "tensorflow": tensorflow.matrix,
     "carriers": carrier_matrix.matrix,
     "peers": peers.matrix,
+    "seeds": seeds.matrix,
+    "towers": towers.matrix,
+    "scale": scale.matrix,
+    "watch": watch.matrix,
+    "cards": cards.matrix,
 }

@@ -58,7 +58,7 @@ def _table(is_quick: bool, is_short: bool) -> Table:
     epochs = 2 if is_quick else EPOCHS
     lr, batches = ("0.01", "55") if is_short or is_quick else ("0.001", "550")
     recipe = ("--lr", lr, "--batches", batches, "--epochs", str(epochs))
-    cells = tuple(_cell(each, seed, recipe) for seed in SEEDS[: 1 if is_quick else None] for each in TOPOLOGIES)
+    cells = tuple(cell_of(each, seed, recipe) for seed in SEEDS[: 1 if is_quick else None] for each in TOPOLOGIES)
     note = (
         f"MNIST as document 000 has it: 784-100-10, sigmoid, weights from N(0, 1), SGD lr {lr}, batch 100, {batches} "
         f"batches an epoch, {epochs} epochs of every worker over the whole set in an order of its own; a thread a "
@@ -70,7 +70,8 @@ def _table(is_quick: bool, is_short: bool) -> Table:
     return Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS)
 
 
-def _cell(each: Topology, seed: int, recipe: tuple[str, ...]) -> Cell:
+def cell_of(each: Topology, seed: int, recipe: tuple[str, ...]) -> Cell:
+    """A topology from one seed; lab/seeds has it, too."""
     return Cell(
         title=f"{each.title}, seed {seed}",
         labels=(each.title, str(seed)),

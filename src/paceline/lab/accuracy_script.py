@@ -10,6 +10,7 @@ mean of the gradients of the first N workers' batches, which is what sync with N
 
 import argparse
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=550, help="of 100 images, in an epoch")
     parser.add_argument("--times", type=int, default=1, help="alone: as many times --epochs, with a point after each")
     parser.add_argument("--average", type=int, default=1, help="alone: the mean of so many gradients an update")
+    parser.add_argument("--late-s", type=float, default=0.0, help="every worker but the first joins so much later")
+    parser.add_argument("--own-device", action="store_true", help="each worker computes on the device it was given")
     parser.add_argument("--told", type=Path, help="alone: where to write what was learned")
     return parser.parse_args(argv)
 
@@ -67,8 +70,10 @@ class Digits:
             yield self._images[chosen], self._labels[chosen]
 
     def point(self, model: nn.Module, updates: int) -> Point:
-        digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
-        return Point(updates, accuracy(model, *self._test), digest.hexdigest())
+        values = list(model.state_dict().values())
+        digest = hashlib.sha256(b"".join(value.cpu().numpy().tobytes() for value in values))
+        images, labels = (each.to(values[0].device) for each in self._test)
+        return Point(updates, accuracy(model, images, labels), digest.hexdigest())
 
 
 def alone(args: argparse.Namespace) -> Learned:
@@ -76,14 +81,22 @@ def alone(args: argparse.Namespace) -> Learned:
     digits = Digits()
     model = document_000(args.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    points = []
+    points, epochs_s = [], []
     for number in range(args.epochs * args.times):
+        began_s = time.perf_counter()
         for batches in zip(*(digits.epoch(args, worker, number) for worker in range(args.average)), strict=True):
             average(model, batches)
             optimizer.step()
+        epochs_s.append(time.perf_counter() - began_s)
         if (number + 1) % args.epochs == 0:
             points.append(digits.point(model, (number + 1) * args.batches))
-    return Learned(points)
+    return learned(points, epochs_s)
+
+
+def learned(points: list[Point], epochs_s: Sequence[float]) -> Learned:
+    """With the first epoch on its own, as the documents have it."""
+    later = epochs_s[1:] or epochs_s
+    return Learned(points, epochs_s[0], sum(later) / len(later))
 
 
 def average(model: nn.Module, batches: Sequence[Batch]) -> None:
@@ -103,12 +116,15 @@ def together(args: argparse.Namespace) -> None:
     """One worker of a cluster. What each has when it ends is logged; the chief tells what all of them made."""
     ctx = paceline.init()
     digits = Digits()
-    model: nn.Module = document_000(args.seed)
+    device = ctx.device if args.own_device else torch.device("cpu")
+    if not ctx.is_chief:
+        time.sleep(args.late_s)  # this is what is measured: a worker that somebody has started later
+    model: nn.Module = document_000(args.seed).to(device)
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=args.lr))
     for number in ctx.epochs(args.epochs):
         for images, labels in digits.epoch(args, ctx.worker_index, number):
             optimizer.zero_grad()
-            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(model(images.to(device)), labels.to(device)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     ctx.log({"accuracy": digits.point(model, 0).accuracy})
     ctx.barrier()  # everybody's updates are in, and pulled

@@ -12,6 +12,7 @@ from paceline.cluster.slow import parse
 from paceline.telemetry.records import Histograms, PairBytes, StepMs, StepSplit
 from paceline.telemetry.usage import TaskUse
 
+HOSTS = "paceline.lab.hosts_script"  # what starts a cell's tasks when they are on several hosts
 NONE = "-"
 REMARK = "remark"
 NOT_BROKEN = ("missing: ", "skipped: ")  # how the cause of a failure begins that is nobody's fault
@@ -32,6 +33,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # that the program is given, where a matrix repeats its cells over seeds
     repetition: int | None = None  # of those that are interleaved
     own: dict[str, str] = {}  # the program's own axes: flag and value
+    needs_gpus: int = 0  # with fewer cards visible it is skipped
+    hosts: tuple[tuple[str, ...], ...] = ()  # the tasks of each host; empty: all of them here, through `paceline run`
 
     @property
     def slowed(self) -> set[int]:
@@ -44,10 +47,25 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         program = self.program if self.is_script else ("-m", *self.program)
         if not self.num_ps:
             return ("python", *program)
+        if self.hosts:
+            tasks = "/".join(",".join(host) for host in self.hosts)
+            asked = ("--settings", settings_text(self.settings)) if flags(self.settings) else ()
+            return ("python", "-m", HOSTS, "--hosts", tasks, *asked, *program)
         ps = ("--ps", str(self.num_ps)) if self.num_ps > 1 else ()
         return (
             "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), *program,
         )  # fmt: skip
+
+
+def settings_text(settings: Settings) -> str:
+    """The settings that are not as ever, as JSON.
+
+    >>> settings_text(Settings(run_id="", mode="sync"))
+    '{"mode":"sync"}'
+    """
+    plain = Settings(run_id=settings.run_id, run_dir=settings.run_dir)
+    said = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return msgspec.json.encode({k: v for k, v in said.items() if v != getattr(plain, k)}).decode()
 
 
 def flags(settings: Settings) -> list[str]:
@@ -80,6 +98,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0
     first_epoch_s: float | None = None
     epoch_s: float | None = None  # mean of the epochs after the first; with one epoch, that one
+    first_100_steps_ms: float | None = None  # their mean
+    waited_at_start_s: float = 0.0  # for the others, before its first step
     metrics: dict[str, float | None] = {}  # what its script logged last
 
 

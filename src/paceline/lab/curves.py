@@ -29,6 +29,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     points: list[Point]  # on the way
     tail: list[Point]  # beyond
     jitter: float | None
+    device: str = ""  # where, if it is told
 
     @property
     def best(self) -> float | None:

@@ -16,8 +16,7 @@ import paceline
 from paceline.ingraph.neighbours import Neighbours, connect
 from paceline.lab.feeding import PICK, UPDATE, FeederClock
 from paceline.lab.orders import Orders
-from paceline.lab.worker_script import BATCH, LEARNING_RATE, loaded
-from paceline.models.mlp import document_000
+from paceline.lab.worker_script import BATCH, CONVOLUTIONS, loaded, recipe
 
 
 @paceline.op
@@ -30,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=["joins", "client"])
     parser.add_argument("--data", type=Path, required=True, help="folder with x.npy and y.npy")
+    parser.add_argument("--what", choices=["", CONVOLUTIONS], default="", help="document 000's recipe if left out")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--worker-hosts", default="", help="of the workers, for the client")
     args = parser.parse_args(argv)
@@ -39,22 +39,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     orders, clock = Orders(), FeederClock()
     clock.watch_the_client()
-    feed(orders, clock, connect({"worker": args.worker_hosts.split(",")}), args.data, args.batch)
+    feed(orders, clock, connect({"worker": args.worker_hosts.split(",")}), args)
 
 
-def feed(orders: Orders, clock: FeederClock, here: Neighbours, data: Path, size: int) -> None:
+def feed(orders: Orders, clock: FeederClock, here: Neighbours, args: argparse.Namespace) -> None:
     """One batch for each worker, all of them from here."""
     tasks = here.cluster.workers
-    images, labels = loaded(data)
+    images, labels = loaded(args.data)
     generator = torch.Generator().manual_seed(0)
-    model = document_000(seed=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    model, rate = recipe(args.what)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     with paceline.towers(model, optimizer, [task.device for task in tasks]) as towers:
 
         def steps(count: int) -> None:
             for _ in range(count):
                 with clock.part(PICK):
-                    chosen = [torch.randint(0, len(images), (size,), generator=generator) for _ in tasks]
+                    chosen = [torch.randint(0, len(images), (args.batch,), generator=generator) for _ in tasks]
                     batches = [(images[each], labels[each]) for each in chosen]
                 with clock.part(UPDATE):
                     towers.step(loss, batches)

@@ -18,6 +18,8 @@ class Learned(msgspec.Struct, frozen=True):
     """One run's points, in the order in which they were reached; the last one is its end."""
 
     points: list[Point]
+    first_epoch_s: float | None = None  # where no task of a cluster tells it
+    epoch_s: float | None = None  # the mean of those after the first
 
     @property
     def last(self) -> Point:

@@ -24,6 +24,7 @@ class Kind(Enum):
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker, and one a ps
     DRIVER = "driver"  # another system that starts its own ps and workers: bench/peers/<what>.py, one process
     START = "start"  # a step is a whole start: lab/start_script does <what>
+    TOWERS = "towers"  # one process with so many towers
     IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
 

@@ -28,6 +28,7 @@ KERAS_WORKER = "paceline.lab.keras_script"
 CARRIER = "paceline.lab.carriers"
 FEEDER = "paceline.lab.feeder_script"
 STARTS = "paceline.lab.start_script"
+TOWERS = "paceline.lab.towers_script"
 PEERS = Path("bench") / "peers"
 PEERS_VENV = Path(".venv-peers")
 
@@ -60,8 +61,11 @@ class Starter:
             self._alone(scenario, group, STARTS, (scenario.what, *started(scenario)))
         elif scenario.kind is Kind.CLUSTER:
             self._cluster(scenario, group, (worker, "worker", *trained))
+        elif scenario.kind is Kind.TOWERS:
+            one = msgspec.structs.replace(scenario, num_workers=1)
+            self._alone(one, group, TOWERS, (*trained, "--towers", str(scenario.num_workers)))
         elif scenario.kind is Kind.IN_GRAPH:
-            self._in_graph(scenario, group, (*self._data, *batch))
+            self._in_graph(scenario, group, trained)
         else:
             load = (scenario.what, "--bytes", str(scenario.load_bytes or self._carrier_bytes))
             if scenario.num_ps:

@@ -20,6 +20,7 @@ from paceline.cluster.spec import Task
 from paceline.errors import ClusterError
 from paceline.lab.cells import REMARK, Cell, Finished, Runs, Table, Verdicts
 from paceline.lab.curves import TOLD
+from paceline.lab.hosts import lacking
 from paceline.lab.interrupts import undisturbed
 from paceline.lab.kept import Kept
 from paceline.lab.meters import RunMeter
@@ -28,7 +29,7 @@ from paceline.lab.progress import Progress, duration
 from paceline.lab.result import ResultFile
 from paceline.lab.scenario import Matrix
 from paceline.lab.starting import check_lane, slug
-from paceline.launchers import closing
+from paceline.launchers import closing, gpus
 from paceline.telemetry.paths import RunPaths
 
 LOOK_S = 1.0
@@ -91,6 +92,8 @@ class WholeRuns:
         try:
             check_lane(cell.settings)
             check_memory(cell, psutil.virtual_memory().available)
+            check_cards(cell, gpus.cards() if cell.needs_gpus else 0)
+            check_hosts(cell)
             self._start_and_wait(cell, paths)
             done = read(paths, is_alone=not cell.num_ps)
             line = (*cell.labels, *table.line(cell, done))
@@ -149,7 +152,10 @@ def command_of(cell: Cell, paths: RunPaths) -> list[str]:
     """What is started: the cell's own command, and where its results go."""
     if not cell.num_ps:
         return [sys.executable, "-P", *cell.command[1:], "--told", str(paths.root / TOLD)]
-    return [sys.executable, "-P", "-m", *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
+    python = [sys.executable, "-P", "-m"]
+    if cell.hosts:
+        return [*python, cell.command[2], "--run-dir", str(paths.root), *cell.command[3:]]
+    return [*python, *cell.command[:2], "--run-dir", str(paths.root), *cell.command[2:]]
 
 
 def unused(folder: Path) -> Path:
@@ -166,6 +172,19 @@ def check_memory(cell: Cell, available_bytes: int) -> None:
     if available_bytes < cell.needs_bytes:
         needs, free = (f"{size / 1e9:.1f} GB" for size in (cell.needs_bytes, available_bytes))
         raise Failed(f"skipped: it needs about {needs} of memory, and {free} are free")
+
+
+def check_cards(cell: Cell, num_cards: int) -> None:
+    """Raise Failed when a run asks for more cards than there are."""
+    if num_cards < cell.needs_gpus:
+        raise Failed(f"skipped: it needs {cell.needs_gpus} GPUs, and {num_cards or 'none'} can be seen here")
+
+
+def check_hosts(cell: Cell) -> None:
+    """Raise Failed when hosts that a run needs cannot be had on this machine; one host can always be had."""
+    why = lacking() if len(cell.hosts) > 1 else ""
+    if why:
+        raise Failed(f"skipped: two hosts are two network namespaces here, and {why}")
 
 
 def read(paths: RunPaths, is_alone: bool = False) -> Finished:

@@ -23,6 +23,7 @@ from paceline.models.mlp import document_000
 BATCH = 100
 LEARNING_RATE = 0.001
 LARGE, LARGE_LEARNING_RATE = "11M", 0.01
+CONVOLUTIONS = "convolutions"  # little to carry, much to compute
 PUSH = "push"
 SLEEP, SLEEP_S, SLOWER = "sleep", 0.020, 5
 SLEEPER = (64, 32, 10)
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("role", choices=["single", "worker"])
     parser.add_argument("--data", type=Path, required=True, help="folder with x.npy and y.npy")
     parser.add_argument(
-        "--what", choices=["", LARGE, SLEEP, PUSH], default="", help="document 000's recipe if left out"
+        "--what", choices=["", LARGE, CONVOLUTIONS, SLEEP, PUSH], default="", help="document 000's recipe if left out"
     )
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--straggler", type=int, help=f"this worker sleeps {SLOWER} times as long")
@@ -74,6 +75,8 @@ def recipe(what: str) -> tuple[nn.Module, float]:
     """The model and its learning rate."""
     if what == SLEEP:
         return layers(SLEEPER), LEARNING_RATE
+    if what == CONVOLUTIONS:
+        return convolutions(), LARGE_LEARNING_RATE
     return (layers(SIZES[LARGE]), LARGE_LEARNING_RATE) if what == LARGE else (document_000(seed=1), LEARNING_RATE)
 
 
@@ -84,6 +87,14 @@ def layers(widths: Sequence[int]) -> nn.Sequential:
     for before, after in pairwise(widths):
         made += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*made[:-1])
+
+
+def convolutions() -> nn.Sequential:
+    """Two of them, and ten logits: 18,000 parameters, and twenty times the computing of document 000's model."""
+    torch.manual_seed(1)
+    first, second = nn.Conv2d(1, 16, 5), nn.Conv2d(16, 32, 5)
+    sees = [first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(nn.Unflatten(1, (1, 28, 28)), *sees, nn.Flatten(), nn.Linear(32 * 4 * 4, 10))
 
 
 def loaded(data: Path) -> tuple[torch.Tensor, torch.Tensor]:

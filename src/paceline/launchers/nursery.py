@@ -91,16 +91,26 @@ class Nursery:
         return self._process.poll() is None
 
     def birth(
-        self, title: str, argv: Sequence[str], environ: Mapping[str, str], log: Path, named: Mapping[str, int]
+        self,
+        title: str,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        named: Mapping[str, int],
+        imports: Sequence[str] | None = None,
     ) -> Forked:
-        """A new task; `named` descriptors get the variables of these names in it. NoNursery: there is none now."""
-        is_ps = title.startswith("paceline ps")
+        """A new task; `named` descriptors get the variables of these names in it. NoNursery: there is none now.
+
+        `imports` is what it needs beforehand; left out: what a ps, or a worker that trains with torch, needs.
+        """
+        if imports is None:
+            imports = PS_NEEDS if title.startswith("paceline ps") else self._worker_needs
         birth = Birth(
             argv=list(argv),
             environ=dict(environ),
             cwd=os.getcwd(),
             title=title,
-            imports=PS_NEEDS if is_ps else self._worker_needs,
+            imports=list(imports),
             named=list(named),
         )
         try:

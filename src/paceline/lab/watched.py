@@ -1,0 +1,79 @@
+"""HOW BUSY were tasks and cables, second by second? What lab/hosts_script saw of a run, and its means.
+
+Read by lab/watch. Pure: no clock, no file; what /proc/net/dev says comes in as text.
+"""
+
+import msgspec
+
+LOOPBACK = "lo"
+
+
+class Net(msgspec.Struct, frozen=True):
+    """Bytes through a host's interfaces since it began; on loopback every byte is counted once, as received."""
+
+    loopback: int = 0
+    received: int = 0  # from outside
+    sent: int = 0
+
+    def __sub__(self, before: "Net") -> "Net":
+        return Net(self.loopback - before.loopback, self.received - before.received, self.sent - before.sent)
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look: cores of each task since the one before, and what went through each host's interfaces so far."""
+
+    at_s: float
+    cores: dict[str, float]
+    hosts: list[Net]
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, from its first process to its last."""
+
+    looks: list[Look] = []
+    seconds: float = 0.0
+    cpu_s: dict[str, float] = {}  # of every task
+    is_alone: bool = True  # nobody else's bytes are in it: the hosts were namespaces of its own
+
+    def net(self, host: int) -> Net:
+        """All that went through a host's interfaces."""
+        return self.looks[-1].hosts[host] - self.looks[0].hosts[host] if self.looks else Net()
+
+    @property
+    def loopback_bytes(self) -> int:
+        return sum(self.net(host).loopback for host in range(self.num_hosts))
+
+    @property
+    def outer_bytes(self) -> int:
+        """From host to host: what one of them has sent and the other received is counted once."""
+        return sum(self.net(host).sent for host in range(self.num_hosts))
+
+    @property
+    def num_hosts(self) -> int:
+        return len(self.looks[0].hosts) if self.looks else 0
+
+    def cores(self, task: str) -> float:
+        """Processor seconds of a task a second, over the whole run."""
+        return self.cpu_s.get(task, 0.0) / self.seconds if self.seconds > 0 else 0.0
+
+    def busiest(self, task: str) -> float:
+        """The most cores that it used between two looks."""
+        return max((look.cores.get(task, 0.0) for look in self.looks), default=0.0)
+
+
+def net_of(text: str) -> Net:
+    """What /proc/net/dev says of a host.
+
+    >>> head = "Inter-|   Receive\\n face |bytes packets\\n"
+    >>> net_of(head + "    lo:  70 1 0 0 0 0 0 0  70 1 0 0 0 0 0 0\\n outer: 10 1 0 0 0 0 0 0  25 1 0 0 0 0 0 0\\n")
+    Net(loopback=70, received=10, sent=25)
+    """
+    loopback = received = sent = 0
+    for line in text.splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        values = numbers.split()
+        if name.strip() == LOOPBACK:
+            loopback += int(values[0])
+        else:
+            received, sent = received + int(values[0]), sent + int(values[8])
+    return Net(loopback, received, sent)

@@ -1,0 +1,61 @@
+"""DO a cell's hosts work as processes? A cluster over two network namespaces, watched; and forked null workers."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from processes import Processes
+
+from paceline.lab.curves import TOLD
+from paceline.lab.hosts import hosts, lacking
+from paceline.lab.processes import output_of
+from paceline.lab.pushes import Pushes
+from paceline.lab.watched import Watched, net_of
+from paceline.lab.whole_runs import read
+from paceline.telemetry.paths import RunPaths
+
+MODEL_BYTES = 4 * (2 * 784 * 200 + 200 + 784)
+
+
+@pytest.mark.hosts
+def test_two_hosts_reach_each_other_and_nothing_of_them_is_left() -> None:
+    if why := lacking():
+        pytest.skip(f"NOT TESTED: {why}")
+    with hosts(2) as (first, second):
+        paths = [Path(f"/proc/{host.pid}/net/dev") for host in (first, second)]
+        assert output_of([*first.enter, "ip", "route", "get", second.address]) is not None
+        before = net_of(paths[1].read_text())
+        send = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x' * 1000, ('10.77.0.2', 9))"
+        assert output_of([*first.enter, sys.executable, "-c", send]) is not None
+        after = net_of(paths[1].read_text())
+        assert after.received - before.received >= 1000 and after.loopback == 0
+    assert not Path(f"/proc/{first.pid}").exists() and not Path(f"/proc/{second.pid}").exists()
+
+
+@pytest.mark.hosts
+def test_a_cluster_over_two_hosts_is_watched(processes: Processes, tmp_path: Path) -> None:
+    if why := lacking():
+        pytest.skip(f"NOT TESTED: {why}")
+    program = ("-m", "paceline.launchers.demos.autoencoder", "--images", "1280", "--epochs", "1")
+    hosts_flag = ("--hosts", "ps:0,worker:0/worker:1", "--settings", '{"save_every":"none"}')
+    run = processes.start(
+        sys.executable, "-m", "paceline.lab.hosts_script", "--run-dir", tmp_path, *hosts_flag, *program
+    )
+    run.ends_with(0)
+    done = read(RunPaths(tmp_path))
+    assert [worker.steps for worker in done.workers] == [5, 5] and done.global_step == 10
+    seen = msgspec.json.decode((tmp_path / TOLD).read_bytes(), type=Watched)
+    assert seen.is_alone and seen.num_hosts == 2
+    assert seen.outer_bytes > 5 * 2 * MODEL_BYTES  # worker 1's gradients and parameters
+    assert seen.loopback_bytes < MODEL_BYTES  # worker 0 shares memory with the ps
+    assert seen.cores("worker:1") > 0
+
+
+def test_null_workers_push_and_all_end(processes: Processes, tmp_path: Path) -> None:
+    counts = ("--bytes", "100000", "--workers", "3", "--ps", "2", "--lane", "tcp", "--seconds", "0.05")
+    run = processes.start(sys.executable, "-m", "paceline.lab.scale_script", *counts, "--told", tmp_path / TOLD)
+    run.ends_with(0)
+    found = msgspec.json.decode((tmp_path / TOLD).read_bytes(), type=Pushes)
+    assert len(found.workers) == 3 and all(each.count > 0 for each in found.workers)
+    assert found.wait_us > 0 and found.per_s > 0

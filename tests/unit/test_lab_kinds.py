@@ -1,0 +1,283 @@
+"""DO the matrices of the documents ask what the documents asked? Recipes, figures, titles, lines, what is skipped."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from paceline.lab import MATRICES, cards, hosts_script, scale, seeds, towers, watch
+from paceline.lab.accuracy import SINGLE
+from paceline.lab.cells import REMARK, Cell, Finished, Table, Worker, settings_text
+from paceline.lab.curves import Curve, Point
+from paceline.lab.hosts import Host
+from paceline.lab.learned import Learned
+from paceline.lab.learned import Point as LearnedPoint
+from paceline.lab.processes import Failed
+from paceline.lab.pushes import Pushed, Pushes, growth
+from paceline.lab.scenario import Kind, only
+from paceline.lab.watched import Look, Net, Watched, net_of
+from paceline.lab.whole_runs import check_cards, check_memory, command_of
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.records import StepMs
+
+KINDS = ("seeds", "watch", "cards", "towers", "scale")
+
+
+@pytest.mark.parametrize("name", ["seeds", "watch", "watched", "scale", "pushes", "cells", "hosts_script"])
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
+
+
+def told(value: object, *workers: Worker) -> Finished:
+    return Finished(workers=list(workers), told=msgspec.Raw(msgspec.json.encode(value)))
+
+
+def line_of(table: Table, cell: Cell, done: Finished) -> dict[str, str]:
+    return dict(zip(table.head, (*cell.labels, *table.line(cell, done)), strict=True))
+
+
+def flag(cell: Cell, name: str) -> str:
+    return cell.program[cell.program.index(name) + 1]
+
+
+def found(cells: tuple[Cell, ...], text: str) -> Cell:
+    (cell,) = [each for each in cells if text in each.title]
+    return cell
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_quick_is_smaller(name: str) -> None:
+    whole, quick = MATRICES[name](False), MATRICES[name](True)
+    assert len(quick.titles) < len(whole.titles) or quick.amounts.reps < whole.amounts.reps
+    assert quick.name == whole.name == name
+
+
+# --- seeds: document 000 ------------------------------------------------------------------------------------------
+
+
+def test_seeds_has_the_recipe_and_the_figures_of_document_000() -> None:
+    table, _ = seeds.matrix().tables
+    assert len(table.cells) == 5 * len(seeds.ROWS) == 60
+    assert {(flag(c, "--lr"), flag(c, "--batches"), flag(c, "--epochs")) for c in table.cells} == {
+        ("0.001", "550", "100"),
+        ("0.002", "550", "100"),
+    }
+    figures = {row.number: (row.epoch_s, row.topology.document) for row in seeds.ROWS[:9]}
+    assert figures == {
+        "0": ((1.3,), 0.72),
+        "1": ((3.8,), 0.72),
+        "2": ((5.45, 5.45), 0.80),
+        "3": ((5.24, 5.35), None),
+        "4": ((5.35, 5.35), 0.72),
+        "5": ((6.6, 6.6), 0.80),
+        "6": ((6.9, 6.9), 0.72),
+        "7": ((4.2, 6.2), 0.80),
+        "8": ((5.75, 5.85, 6.5), 0.83),
+    }
+    assert [row.first_s for row in seeds.ROWS[5:9]] == [(9, 37), (40, 38), (15.5, 37), (12, 42, 37)]
+    assert flag(found(only(seeds.matrix(True), "single process").tables[0].cells, "single"), "--times") == "3"
+
+
+def test_seeds_are_as_many_as_were_asked_for() -> None:
+    assert {cell.labels[2] for cell in seeds.matrix(num_seeds=2).tables[0].cells} == {"1", "2"}
+    quick = seeds.matrix(is_quick=True).tables[0].cells
+    assert {(cell.labels[2], flag(cell, "--batches")) for cell in quick} == {("1", "55")}
+
+
+def test_what_the_author_gave_up_is_there() -> None:
+    cells = seeds.matrix(True).tables[0].cells
+    sync = found(cells, "two hosts: 1 ps + 2 workers, sync")
+    assert sync.settings.mode == "sync" and sync.hosts == (("ps:0", "worker:0"), ("worker:1",))
+    assert found(cells, "in-graph").program[0] == "paceline.lab.in_graph_script"
+    assert flag(found(cells, "lr x 2"), "--lr") == "0.02"
+    assert {cell.labels[0] for cell in cells if len(cell.hosts) == 2} == {"7", "8", "9, given up"}
+
+
+def learned(*accuracies: float) -> Learned:
+    points = [LearnedPoint(5500 * (n + 1), each, "x") for n, each in enumerate(accuracies)]
+    return Learned(points, first_epoch_s=0.3, epoch_s=0.1)
+
+
+def test_a_seeds_line_and_the_means_have_the_document_beside_them() -> None:
+    table = seeds.matrix(True).tables[0]
+    single, sync = found(table.cells, SINGLE.title), next(cell for cell in table.cells if cell.labels[0] == "4")
+    workers = [Worker(index=n, first_epoch_s=0.5, epoch_s=0.15) for n in (0, 1)]
+    ended = [(single, told(learned(0.73, 0.81, 0.83))), (sync, told(learned(0.77), *workers))]
+    line = line_of(table, *ended[1])
+    assert (line["first epoch s"], line["epoch s"], line["document's"]) == ("0.5 / 0.5", "0.15 / 0.15", "5.35 / 5.35")
+    lines = {each[0]: dict(zip((*seeds.VERDICTS.columns, REMARK), each, strict=True)) for each in _verdicts(ended)}
+    assert lines["4"]["off"] == "+0.0500" and lines["4"][REMARK].startswith("OVER THE BAR: the mean is 0.0500 off")
+    assert (lines["4"]["over single"], lines["4"]["document's"]) == ("1.50", "4.12")
+    assert lines["0, x 200"]["accuracy"] == "0.8100" and lines["0, x 300"]["off"] == "+0.0000"
+    assert lines["0"][REMARK] == "within the bars (1 of 5 seeds)"
+
+
+def _verdicts(ended: list[tuple[Cell, Finished]]) -> list[tuple[str, ...]]:
+    return seeds.verdict_lines(ended)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "first_ms", "says"),
+    [
+        ((3.0, 0.0), (1.0, 1.0), "yes with its wait for the others, no without"),
+        ((0.0, 0.0), (1.0, 1.0), "no with its wait for the others, no without"),
+        ((0.0, 0.0), (2.0, 1.0), "yes with its wait for the others, yes without"),
+    ],
+)
+def test_c43_is_counted_with_and_without_the_wait(
+    waited_s: tuple[float, float], first_ms: tuple[float, float], says: str
+) -> None:
+    table = seeds.matrix(True).tables[1]
+    both = zip(waited_s, first_ms, strict=True)
+    workers = [
+        Worker(index=n, steps=500, first_100_steps_ms=ms, waited_at_start_s=s, step_ms=StepMs(0.5, 1.0))
+        for n, (s, ms) in enumerate(both)
+    ]
+    done = Finished(workers=workers)
+    assert seeds.start_verdicts([(table.cells[0], done)])[0][-1] == f"worker 0 the slowest: {says}"
+    assert line_of(table, table.cells[0], done)["later ms"] == "0.500 / 0.500"
+    assert any("late" in cell.title and flag(cell, "--late-s") != "0" for cell in table.cells)
+
+
+# --- hosts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_with_hosts_is_started_by_the_script_that_has_them(tmp_path: Path) -> None:
+    cell = found(seeds.matrix(True).tables[0].cells, "two hosts: 1 ps + 2 workers, sync")
+    command = command_of(cell, RunPaths(tmp_path))
+    assert command[3:7] == ["paceline.lab.hosts_script", "--run-dir", str(tmp_path), "--hosts"]
+    args = hosts_script.arguments(command[4:])
+    assert args.hosts == "ps:0,worker:0/worker:1" and args.program == list(cell.program)
+    assert msgspec.json.decode(args.settings) == {"mode": "sync", "save_every": "none"}
+    assert settings_text(cell.settings) == args.settings
+
+
+def test_a_host_is_entered_by_the_process_that_holds_it() -> None:
+    assert Host(42, "10.77.0.1").enter == ("nsenter", "--net=/proc/42/ns/net")
+
+
+def test_what_is_not_there_is_skipped_and_said() -> None:
+    gpu = found(seeds.matrix(True).tables[0].cells, "worker 1 on gpu 1")
+    with pytest.raises(Failed, match=r"^skipped: it needs 2 GPUs, and none can be seen here"):
+        check_cards(gpu, 0)
+    with pytest.raises(Failed, match="and 1 can be seen"):
+        check_cards(gpu, 1)
+    check_cards(gpu, 2)
+
+
+# --- watch: document 003 ------------------------------------------------------------------------------------------
+
+
+def test_watch_is_everything_with_everything_and_quick_one_thing_at_a_time() -> None:
+    whole, quick = (watch.matrix(is_quick).tables[0].cells for is_quick in (False, True))
+    assert len(whole) == 2 * 2 * 2 * 4
+    base = found(quick, "autoencoder, data small, model small, one host, tcp")
+    for cell in quick:
+        if cell.labels[0] == base.labels[0] and cell is not base:
+            assert sum(a != b for a, b in zip(cell.labels, base.labels, strict=True)) == 1
+    assert {len(cell.hosts) for cell in whole} == {1, 2}
+    assert found(whole, "transformer, data large, model large, ps apart").program[-1] == "--larger"
+
+
+def test_loopback_and_outer_interface_are_told_apart() -> None:
+    head = "Inter-| Receive\n face |bytes\n"
+    text = f"{head}  lo: 500 1 0 0 0 0 0 0 500 1\n outer: 30 1 0 0 0 0 0 0 70 1 0\n"
+    assert net_of(text) == Net(500, 30, 70)
+    looks = [Look(at_s=0.0, cores={}, hosts=[Net(10, 1, 2), Net()]), Look(at_s=2.0, cores={"ps:0": 0.5}, hosts=[
+        Net(510, 31, 72), Net(0, 70, 30)])]  # fmt: skip
+    seen = Watched(looks=looks, seconds=2.0, cpu_s={"ps:0": 1.0})
+    assert (seen.loopback_bytes, seen.outer_bytes, seen.cores("ps:0"), seen.busiest("ps:0")) == (500, 100, 0.5, 0.5)
+
+
+def test_claims_of_document_003_are_held_against_ratios() -> None:
+    table = watch.matrix(True).tables[0]
+    ended = []
+    for cell in table.cells:
+        heavy = 2.0 if cell.labels[2] == "large" else 1.0
+        looks = [Look(at_s=0.0, cores={}, hosts=[Net()]), Look(at_s=10.0, cores={}, hosts=[Net(int(heavy * 1e6))])]
+        value = Watched(looks=looks, seconds=10.0, cpu_s={"worker:0": 5.0 * heavy, "worker:1": 5.0})
+        workers = [Worker(index=n, step_ms=StepMs(2.0, 3.0), samples_per_s=100.0) for n in (0, 1)]
+        ended.append((cell, told(value, *workers)))
+    lines = {(line[0], line[1]): line for line in watch.verdict_lines(ended)}
+    assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds")
+    assert lines["C37", "more data: cores unchanged"][-1] == "it holds"
+    assert lines["C41", "divided servers: slower steps"][-1] == "it does not hold"
+    assert {name for name, _ in lines} == {"C36", "C37", "C38", "C39", "C40", "C41", "C42"}
+    assert all(len(line) == len(watch.VERDICTS.columns) + 1 for line in lines.values())
+    assert line_of(table, *ended[0])["loopback MB"] == "1.0"
+
+
+# --- cards and towers: document 001 -------------------------------------------------------------------------------
+
+
+def curve(at_s: float | None, seconds: float = 10.0) -> Curve:
+    point = Point(at_s, 50, 0.7) if at_s is not None else None
+    points = [point] if point else [Point(1.0, 5, 0.1)]
+    return Curve(seconds=seconds, updates=100, reached=point, points=points, tail=[], jitter=0.1, device="/cpu:0")
+
+
+def test_cards_tells_time_to_score_beside_throughput() -> None:
+    table = cards.matrix(True).tables[0]
+    one, two = found(table.cells, "one device, seed"), found(table.cells, "two devices, towers")
+    ended = [(one, told(curve(8.0))), (two, told(curve(2.0)))]
+    line = line_of(table, *ended[0])
+    assert (line["samples/s"], line["on"], line[REMARK]) == ("320", "/cpu:0", "")
+    lines = {line[0]: line for line in cards.verdict_lines(ended)}
+    assert lines["two devices, towers of one process"][1:] == (
+        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner",
+    )  # fmt: skip
+    assert line_of(table, two, told(curve(None)))[REMARK] == "the score was not reached"
+    assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == "C25: no score to compare"
+
+
+def test_cards_has_one_device_two_devices_two_machines() -> None:
+    ways = [(len(c.hosts) or 1, c.num_workers, c.num_ps) for c in cards.matrix(True).tables[0].cells]
+    assert set(ways) == {(1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1), (2, 2, 1)}
+    workers = [Worker(index=n, metrics={cards.SAMPLES_PER_S: 50.0, cards.DEVICE: float(n)}) for n in (0, 1)]
+    cell = found(cards.matrix(True).tables[0].cells, "two devices, 1 ps + 2 workers, sync")
+    assert cards.throughput(cell, told(curve(1.0), *workers)) == 100.0
+    assert cards.device(told(curve(1.0), *workers)) == "1 of 2 on a card"
+
+
+def test_towers_divide_the_same_samples() -> None:
+    matrix = towers.matrix()
+    assert {each.num_workers * (each.batch or 0) for each in matrix.scenarios} == {towers.SAMPLES}
+    assert {each.kind for each in matrix.scenarios} == {Kind.SINGLE, Kind.TOWERS, Kind.IN_GRAPH}
+    assert {each.what for each in matrix.scenarios} == {"", "convolutions"}
+
+
+# --- scale --------------------------------------------------------------------------------------------------------
+
+
+def pushes(count: int, us: float, workers: int = 1) -> Pushes:
+    one = Pushed(count=count, passed_s=1.0, took_us=[us], ready_at_s=0.0)
+    return Pushes(workers=[one] * workers, started_s=0.5)
+
+
+def test_scale_has_every_load_workers_ps_and_lane() -> None:
+    cells = scale.matrix().tables[0].cells
+    assert len(cells) == 3 * 6 * 3 * 2
+    assert {flag(cell, "--bytes") for cell in cells} == {"1000", "1000000", "100000000"}
+    assert {int(flag(cell, "--workers")) for cell in cells} == {1, 2, 4, 8, 16, 32}
+    assert {int(flag(cell, "--ps")) for cell in cells} == {1, 2, 4}
+
+
+def test_large_loads_say_what_memory_they_need_and_are_skipped_without() -> None:
+    cells = scale.matrix().tables[0].cells
+    largest = max(cells, key=lambda cell: cell.needs_bytes)
+    assert largest.labels == ("100 MB", "shm", "4", "32") and largest.needs_bytes > 9_600_000_000
+    with pytest.raises(Failed, match=r"^skipped: it needs about 1\d\.\d GB of memory, and 1\.0 GB are free"):
+        check_memory(largest, 1_000_000_000)
+
+
+def test_how_a_push_grows_is_told() -> None:
+    table = scale.matrix(True).tables[0]
+    kind = [cell for cell in table.cells if cell.labels[:3] == ("1 MB", "shm", "1")]
+    runs = [told(pushes(1000, 100.0)), told(pushes(400, 250.0, 4)), told(pushes(100, 850.0, 16))]
+    ended = list(zip(kind, runs, strict=True))
+    (line,) = scale.verdict_lines(ended)
+    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (4 workers)", "full with 4 workers")
+    assert line_of(table, *ended[0])["MB/s"] == "2000"
+    assert growth([(4, 1.0)]) is None

@@ -81,7 +81,8 @@ def restricted(matrix: Matrix, sets: Sets) -> Matrix:
 def axes_of(matrix: Matrix) -> dict[str, list[str]]:
     """What differs between the clusters of a matrix, each with its values."""
     points = [_of_cell(cell) for table in matrix.tables for cell in table.cells if cell.num_ps]
-    points += [_of_scenario(each) for each in matrix.scenarios if each.kind in CLUSTERS]
+    lines = {row.scenario for row in matrix.rows if not row.is_noise}  # not what is only beside one
+    points += [_of_scenario(each) for each in matrix.scenarios if each.kind in CLUSTERS and each.name in lines]
     values: dict[str, list[str]] = {}
     for point in points:
         for name, value in point.items():
@@ -114,7 +115,7 @@ def first_seeds(matrix: Matrix, count: int) -> Matrix:
     """Only the cells of its first so many seeds."""
     every = seeds_of(cell for table in matrix.tables for cell in table.cells)
     if not every:
-        raise UsageError(f"{matrix.name} is not repeated over seeds; --seeds is for accuracy, budget and TOML files.")
+        raise UsageError(f"{matrix.name} is not repeated over seeds; --seeds is for accuracy, budget, seeds and TOML files.")
     if count > len(every):
         raise UsageError(f"--seeds is {count}, and {matrix.name} has {len(every)}: {', '.join(map(str, every))}.")
     wanted = every[:count]

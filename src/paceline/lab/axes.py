@@ -115,7 +115,9 @@ def first_seeds(matrix: Matrix, count: int) -> Matrix:
     """Only the cells of its first so many seeds."""
     every = seeds_of(cell for table in matrix.tables for cell in table.cells)
     if not every:
-        raise UsageError(f"{matrix.name} is not repeated over seeds; --seeds is for accuracy, budget, seeds and TOML files.")
+        raise UsageError(
+            f"{matrix.name} is not repeated over seeds; --seeds is for accuracy, budget, seeds and TOML files."
+        )
     if count > len(every):
         raise UsageError(f"--seeds is {count}, and {matrix.name} has {len(every)}: {', '.join(map(str, every))}.")
     wanted = every[:count]

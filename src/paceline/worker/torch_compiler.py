@@ -6,10 +6,9 @@ once the compiler is there, nor rely on torch's private name: without it, everyt
 torch wraps four methods of its optimizers so that the compiler passes by, and imports the compiler for it at their
 first call. INVARIANT: they are called directly only while torch._dynamo was not imported, when nobody can compile.
 1. The unwrapped methods are put where torch keeps its wrapped ones. 2. Whoever imports torch._dynamo, for example
-torch.compile, first makes them torch's own again, 3. and then has the hooks that were to be wrapped swapped.
+torch.compile, first makes them torch's own again, 3. and has the hooks wrapped as torch wraps those methods.
 """
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -24,32 +23,19 @@ Hook = Callable[..., Any]
 
 
 class Watch:
-    """Sees an import of the compiler, once; a finder that never finds anything else."""
+    """Sees an import of the compiler, once; a finder that never finds anything."""
 
     def __init__(self) -> None:
         self.then: list[Callable[[], None]] = []
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != COMPILER or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        for method in methods():  # 2
-            vars(method).pop(KEPT, None)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
-        return spec
-
-    def _follow(self, loader: Any) -> None:
-        execute = loader.exec_module
-
-        def execute_and_swap(module: ModuleType) -> None:
-            del loader.exec_module  # the loader's own again
-            execute(module)
+        if name == COMPILER and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            for method in methods():  # 2
+                vars(method).pop(KEPT, None)
             for swap in self.then:  # 3
                 swap()
-
-        loader.exec_module = execute_and_swap
+        return None
 
 
 def postpone() -> bool:
@@ -71,13 +57,23 @@ def disabled(hook: Hook, swap: Callable[[Hook], None]) -> Hook:
     postponed = watch()
     if postponed is None:
         return wrapped(hook)
-    postponed.then.append(lambda: swap(wrapped(hook)))
+    postponed.then.append(lambda: swap(wrapped_late(hook)))
     return hook
 
 
 def wrapped(hook: Hook) -> Hook:
     compiler: Any = sys.modules.get(COMPILER) or torch._dynamo
     made: Hook = compiler.disable(hook)
+    return made
+
+
+def wrapped_late(hook: Hook) -> Hook:
+    """The same while the compiler is being imported: torch wraps it at its first call, when the compiler is there."""
+
+    def called(*args: Any) -> Any:  # torch keeps what it has wrapped as an attribute, which a method cannot have
+        return hook(*args)
+
+    made: Hook = torch._disable_dynamo(called)
     return made
 
 

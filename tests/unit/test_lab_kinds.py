@@ -228,6 +228,8 @@ def test_cards_tells_time_to_score_beside_throughput() -> None:
     assert lines["two devices, towers of one process"][1:] == (
         "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner",
     )  # fmt: skip
+    noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=5.0)))])[1]
+    assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples"
     assert line_of(table, two, told(curve(None)))[REMARK] == "the score was not reached"
     assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == "C25: no score to compare"
 
@@ -278,6 +280,6 @@ def test_how_a_push_grows_is_told() -> None:
     runs = [told(pushes(1000, 100.0)), told(pushes(400, 250.0, 4)), told(pushes(100, 850.0, 16))]
     ended = list(zip(kind, runs, strict=True))
     (line,) = scale.verdict_lines(ended)
-    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (4 workers)", "full with 4 workers")
+    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (of 4)", "full with 4 workers")
     assert line_of(table, *ended[0])["MB/s"] == "2000"
     assert growth([(4, 1.0)]) is None

@@ -18,8 +18,9 @@ from paceline.lab.scenario import Matrix
 SCRIPT = "paceline.lab.cards_script"
 SAMPLES_PER_S, DEVICE = "samples_per_s", "on_a_card"  # what its workers log
 BATCH = 32  # of each device
-STEPS, SCORE, SEEDS = 600, 0.7, 3
+STEPS, SCORE, SEEDS = 600, 0.9, 3
 QUICK_STEPS, QUICK_SCORE = 120, 0.15
+MOST = 1.2  # of what so many devices can do at most; above it something else than training was measured
 ONE = "one device"
 BESIDE = (("ps:0", "worker:0"), ("worker:1",))
 
@@ -142,6 +143,8 @@ def _remark(way: Way, faster: float | None, sooner: float | None) -> str:
     """What document 001 says of two devices."""
     if way.num_devices < 2 or faster is None:
         return ""
+    if faster > MOST * way.num_devices:
+        return f"too noisy to say: {way.num_devices} devices cannot do {faster:.2f} times the samples"
     if sooner is None:
         return "C25: no score to compare"
     return "C25 holds: more than three times sooner" if sooner > 3 else "C25 does not hold: not three times sooner"

@@ -103,7 +103,7 @@ def _verdict(kind: tuple[str, ...], told: dict[int, Pushes]) -> tuple[str, ...]:
         number(fitted.at_none if fitted else None, 0),
         number(fitted.each if fitted else None, 0),
         NONE if ratio is None else f"{ratio:.2f} ({few} to {many})",
-        f"{told[best].per_s:.0f} ({best} workers)",
+        f"{told[best].per_s:.0f} (of {best})",
         _remark({workers: each.per_s for workers, each in told.items()}),
     )
 

@@ -22,7 +22,7 @@ MODEL_FLAGS = {
     (TRANSFORMER, "small"): (),
     (TRANSFORMER, "large"): ("--larger",),
 }
-IMAGES = {AUTOENCODER: {"small": 15_000, "large": 60_000}, TRANSFORMER: {"small": 2_000, "large": 8_000}}
+IMAGES = {AUTOENCODER: {"small": 20_000, "large": 60_000}, TRANSFORMER: {"small": 2_000, "large": 8_000}}
 QUICK_IMAGES = {AUTOENCODER: {"small": 3_000, "large": 9_000}, TRANSFORMER: {"small": 300, "large": 900}}
 SHM, TCP = "one host, shm", "one host, tcp"
 BESIDE, APART = "ps beside worker 0", "ps apart"
@@ -32,6 +32,7 @@ DIVISIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     BESIDE: (("ps:0", "worker:0"), ("worker:1",)),
     APART: (("ps:0",), ("worker:0", "worker:1")),
 }
+EPOCHS = 3
 TASKS = ("ps:0", "worker:0", "worker:1")
 BASE = ("small", "small", TCP)
 Kind = tuple[str, str, str]  # data, model, division
@@ -42,14 +43,14 @@ def matrix(is_quick: bool = False) -> Matrix:
     kinds = _around_base() if is_quick else [(d, m, where) for d in DATA for m in MODEL for where in DIVISIONS]
     cells = tuple(_cell(model, kind, is_quick) for model in PROGRAMS for kind in kinds)
     note = (
-        "1 ps + 2 workers, async, Adam, batch 100 (autoencoder 128), 1 epoch in which the workers share the images, a "
+        "1 ps + 2 workers, async, Adam, batch 100 (autoencoder 128), 3 epochs in which the workers share the images, a "
         "thread a process. data: images to train on; model: hidden units 200 or 800, two or three convolutions. cores: "
-        "of each task, over the whole run with its start; step: median, mean over the workers; loopback, outer: all "
-        "bytes through the hosts' own interfaces, and from host to host; a lane shm has none. Every half second of it "
-        "is in the result file."
+        "of each task, while the workers trained (of a short run, with its start); step: median, mean over the "
+        "workers; loopback, outer: all bytes through the hosts' own interfaces, and from host to host; a "
+        "lane shm has none. Every half second of it is in the result file."
     )
     columns = (
-        "algorithm", "data", "model", "division", "seconds", "step ms", "ps:0 cores", "worker:0", "worker:1",
+        "algorithm", "data", "model", "division", "trained s", "step ms", "ps:0 cores", "worker:0", "worker:1",
         "loopback MB", "outer MB", "outer MB/s",
     )  # fmt: skip
     title = "Document 003: processors and cables"
@@ -73,7 +74,7 @@ def _cell(algorithm: str, kind: Kind, is_quick: bool) -> Cell:
     return Cell(
         title=f"{algorithm}, data {data}, model {model}, {division}",
         labels=(algorithm, f"{data} ({images})", model, division),
-        program=(PROGRAMS[algorithm], "--epochs", "1", "--images", str(images), *MODEL_FLAGS[algorithm, model]),
+        program=(PROGRAMS[algorithm], "--epochs", str(EPOCHS), "--images", str(images), *MODEL_FLAGS[algorithm, model]),
         num_workers=2,
         settings=Settings(run_id="", lane=lane, save_every="none"),
         limit_s=600.0,
@@ -85,14 +86,20 @@ def line(cell: Cell, done: Finished) -> tuple[str, ...]:
     """The numbers of one run."""
     told = watched(done)
     return (
-        number(told.seconds, 1),
+        number(trained_s(done), 1),
         number(step_ms(done), 2),
-        *(number(told.cores(task), 2) for task in TASKS),
+        *(number(told.cores(task, trained_s(done)), 2) for task in TASKS),
         number(told.loopback_bytes / 1e6, 1),
         number(told.outer_bytes / 1e6, 1),
-        number(told.outer_bytes / 1e6 / told.seconds if told.seconds else None, 2),
+        number(told.outer_bytes / 1e6 / trained_s(done) if trained_s(done) else None, 2),
         "" if told.is_alone else "its host was this machine: loopback is everybody's",
     )
+
+
+def trained_s(done: Finished) -> float:
+    """How long the workers trained; what came before is the start of processes, which would hide it."""
+    epochs = [[worker.first_epoch_s, *[worker.epoch_s] * (EPOCHS - 1)] for worker in done.workers]
+    return max((sum(each for each in worker if each is not None) for worker in epochs), default=0.0)
 
 
 def watched(done: Finished) -> Watched:
@@ -112,7 +119,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: float  # of all tasks
     chief: float  # cores of worker 0 over those of worker 1
-    seconds: float
+    seconds: float  # of training
     step_ms: float
     mb: float  # through all interfaces
     samples_per_s: float
@@ -120,11 +127,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 def seen(done: Finished) -> Seen:
     told = watched(done)
-    other = told.cores("worker:1")
+    last_s = trained_s(done)
+    other = told.cores("worker:1", last_s)
     return Seen(
-        cores=sum(told.cores(task) for task in TASKS),
-        chief=told.cores("worker:0") / other if other else 0.0,
-        seconds=told.seconds,
+        cores=sum(told.cores(task, last_s) for task in TASKS),
+        chief=told.cores("worker:0", last_s) / other if other else 0.0,
+        seconds=last_s or told.seconds,
         step_ms=step_ms(done) or 0.0,
         mb=(told.loopback_bytes + told.outer_bytes) / 1e6,
         samples_per_s=sum(worker.samples_per_s or 0.0 for worker in done.workers),

@@ -52,8 +52,16 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     def num_hosts(self) -> int:
         return len(self.looks[0].hosts) if self.looks else 0
 
-    def cores(self, task: str) -> float:
-        """Processor seconds of a task a second, over the whole run."""
+    def cores(self, task: str, last_s: float = 0.0) -> float:
+        """Processor seconds of a task a second: at the end, for so long; over the whole run, if no two looks are in it.
+
+        >>> looks = [Look(at_s=at, cores={"ps:0": at}, hosts=[]) for at in (1.0, 2.0, 3.0)]
+        >>> Watched(looks=looks, seconds=3.0, cpu_s={"ps:0": 3.0}).cores("ps:0", last_s=1.5)
+        2.5
+        """
+        seen = [look.cores[task] for look in self.looks if look.at_s >= self.seconds - last_s and task in look.cores]
+        if len(seen) > 1:
+            return sum(seen) / len(seen)
         return self.cpu_s.get(task, 0.0) / self.seconds if self.seconds > 0 else 0.0
 
     def busiest(self, task: str) -> float:

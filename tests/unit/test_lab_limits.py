@@ -52,20 +52,8 @@ def test_a_step_that_reads_data_is_limited_by_its_feeder() -> None:
 
 
 def test_push_and_pull_limit_when_ps_and_link_have_room() -> None:
-    exchanging = worker(compute_ms=4.0, data_ms=1.0, exchange_ms=5.0)
-    told = verdict(Facts(workers=(exchanging,), ps=(CALM,)))
-    assert told.limit is Limit.EXCHANGE and "larger batches" in str(told) and "share" not in str(told)
-    crowded = verdict(Facts(workers=(exchanging, exchanging), ps=(CALM,), machine_cores=2))
-    assert "3 tasks share 2 cores" in str(crowded)
-
-
-def test_as_many_workers_as_cores_are_enough_even_if_nobody_measured_the_cores() -> None:
-    computing = WorkerFacts(name="worker:0", split=Split(compute_ms=9.0, exchange_ms=1.0))
-    told = verdict(Facts(workers=(computing, computing), ps=(CALM,), machine_cores=2))
-    assert "would not pay here: 2 workers share 2 cores" in str(told)
-    assert "would pay as long as cores are free" in str(
-        verdict(Facts(workers=(computing,), ps=(CALM,), machine_cores=2))
-    )
+    told = verdict(Facts(workers=(worker(compute_ms=4.0, data_ms=1.0, exchange_ms=5.0),), ps=(CALM,)))
+    assert told.limit is Limit.EXCHANGE and "larger batches" in str(told)
 
 
 def test_who_waits_for_a_slow_worker_is_limited_by_it() -> None:

@@ -14,8 +14,6 @@ from paceline.worker.reporting import Reporter
 class Stepping:
     """A worker that has done `steps`, most of them before it was killed."""
 
-    exchanged_s, read_s = 0.0, None
-
     def __init__(self, steps: int) -> None:
         self.steps = steps
 

@@ -73,18 +73,16 @@ def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed:
     name = f"worker:{worker.index}"
     median = worker.step_ms.median if worker.step_ms else None
     used = cell.used.task(name)
-    mine = next((each for each in cell.used.workers if each.index == worker.index), None)
-    parts = (mine.parts if mine else None) or {}
+    split = next((each.split for each in cell.used.workers if each.index == worker.index and each.split), None)
     return WorkerFacts(
         name=name,
         step_ms=1e3 * trained / worker.steps if _told_s(cell) and trained and worker.steps else median,
         wait_share=min(1.0, worker.waited_s / trained) if trained else None,
         cores=used.cpu_cores if used else None,
-        split=Split(
-            data_ms=parts.get("data"),
-            compute_ms=parts.get("compute"),
-            exchange_ms=parts.get("push and pull"),
-            wait_ms=parts.get("wait"),
+        split=Split()
+        if split is None
+        else Split(
+            data_ms=split.data, compute_ms=split.compute, exchange_ms=split.push_pull, wait_ms=split.wait
         ),
         slowed_times=slowed.get(name),
     )  # fmt: skip

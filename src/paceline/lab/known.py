@@ -16,8 +16,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Where no loader tells how long it read, that is in compute."""
-        return None not in (self.compute_ms, self.exchange_ms)
+        return None not in (self.data_ms, self.compute_ms, self.exchange_ms)
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):

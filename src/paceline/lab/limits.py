@@ -166,7 +166,7 @@ def exchange(facts: Facts) -> Verdict | None:
         limit=Limit.EXCHANGE,
         because=_parts(shares, "push and pull") + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps)),
         advice="Fewer exchanges would pay (larger batches, --mode local), or a faster lane; "
-        f"{_one_more(len(facts.ps), 'ps')} only where the parameters are many{_shared(facts)}",
+        f"{_one_more(len(facts.ps), 'ps')} only where the parameters are many",
     )
 
 
@@ -262,22 +262,10 @@ def _one_more_worker(facts: Facts) -> str:
 
 def _crowd(facts: Facts) -> str:
     """Why nothing more would help on this machine; "" where it has cores to spare, or nobody knows."""
-    used, cores = facts.used_cores, facts.machine_cores
-    if cores is None:
+    used = facts.used_cores
+    if used is None or facts.machine_cores is None or used < FULL_MACHINE * facts.machine_cores:
         return ""
-    if used is not None and used >= FULL_MACHINE * cores:
-        return f"{used:.1f} of the machine's {cores} cores are used: more tasks pay on another machine only"
-    if used is None and len(facts.workers) >= cores:
-        return f"{len(facts.workers)} workers share {cores} cores: more tasks pay on another machine only"
-    return ""
-
-
-def _shared(facts: Facts) -> str:
-    """An exchange needs both sides to have a core."""
-    tasks, cores = len(facts.workers) + len(facts.ps), facts.machine_cores
-    if cores is None or tasks <= cores:
-        return ""
-    return f"; {tasks} tasks share {cores} cores, so part of it may be waiting for one"
+    return f"{used:.1f} of the machine's {facts.machine_cores} cores are used: more tasks pay on another machine only"
 
 
 def _pay_workers(facts: Facts) -> str:

@@ -46,11 +46,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's step goes, in milliseconds; `push_pull` has the waiting for others in it."""
+    """Where a worker's step goes, in milliseconds."""
 
     data: float | None = None
     compute: float | None = None
     push_pull: float | None = None
+    wait: float | None = None
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,22 +59,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int = 0
     first_epoch_s: float | None = None
-    steps: int = 0
-    waited_s: float = 0.0  # for others, as ps:0 counted
     split: Split | None = None
-
-    @property
-    def parts(self) -> dict[str, float | None] | None:
-        """A step in milliseconds: data, compute, push and pull, waiting; None where nobody measured.
-
-        >>> Stepped(steps=10, waited_s=0.01, split=Split(compute=2.0, push_pull=3.0)).parts
-        {'data': None, 'compute': 2.0, 'push and pull': 2.0, 'wait': 1.0}
-        """
-        told = self.split
-        if told is None or told.compute is None or told.push_pull is None:
-            return None
-        wait = min(told.push_pull, 1e3 * self.waited_s / self.steps) if self.steps else 0.0
-        return {"data": told.data, "compute": told.compute, "push and pull": told.push_pull - wait, "wait": wait}
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -26,13 +26,14 @@ def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
         label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
     }
     for name, cell in _tasks(cells):
-        if not any(worker.parts for worker in cell.used.workers):
+        if not any(worker.split for worker in cell.used.workers):
             continue
         for worker in cell.used.workers:
-            if told := worker.parts:
+            if told := worker.split:
                 names.append(f"{name}: worker:{worker.index}")
-                for label in lasted:
-                    lasted[label].append(told.get(label))
+                values = (told.data, told.compute, told.push_pull, told.wait, None)
+                for label, value in zip(lasted, values, strict=True):
+                    lasted[label].append(value)
         for ps in cell.done.ps:
             if ps.apply_ms is not None:
                 names.append(f"{name}: ps:{ps.index}")

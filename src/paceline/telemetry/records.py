@@ -73,15 +73,6 @@ class PairBytes(msgspec.Struct, frozen=True, kw_only=True):
     tcp_received_bytes: int | None = None
 
 
-class StepSplit(msgspec.Struct, frozen=True):
-    """Where a step goes, in milliseconds, in the mean: `push_pull` with what others made it wait; `data` is None where
-    no loader of prepare's was used, and reading is in `compute`, as is all that a script does between two steps."""
-
-    data: float | None
-    compute: float
-    push_pull: float
-
-
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker did, told by itself when it ended; None where it did too little to say.
 
@@ -94,7 +85,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     discarded: int = 0
     step_ms: StepMs | None = None
-    split: StepSplit | None = None
     first_100_steps_ms: float | None = None  # mean of the first 100 steps, or of those there are
     waited_at_start_s: float = 0.0
     first_epoch_s: float | None = None

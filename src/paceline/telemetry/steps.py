@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from time import perf_counter
 
-from paceline.telemetry.records import StepMs, StepSplit, WorkerReport
+from paceline.telemetry.records import StepMs, WorkerReport
 
 NUM_FIRST = 100
 KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
@@ -37,8 +37,6 @@ class StepClock:
         self._epochs_s: list[float] = []
         self._waited_s = 0.0
         self._discarded = 0
-        self._exchanged_s: float | None = None
-        self._read_s: float | None = None
         self._metrics: dict[str, float] = {}
         self._last = perf_counter()
 
@@ -74,10 +72,6 @@ class StepClock:
         """The ps did not let this many gradients count."""
         self._discarded += count
 
-    def divided(self, exchanged_s: float, read_s: float | None) -> None:
-        """So long all steps of this process took to push and pull, and to read data."""
-        self._exchanged_s, self._read_s = exchanged_s, read_s
-
     def metrics(self, values: Mapping[str, float]) -> None:
         """Remember the newest value of each name."""
         self._metrics.update(values)
@@ -92,7 +86,6 @@ class StepClock:
             steps=self.earlier + self.steps,
             discarded=self._discarded,
             step_ms=_step_ms(self._took),
-            split=self._split(),
             first_100_steps_ms=1e3 * sum(first) / len(first) if first else None,
             waited_at_start_s=self._waited_s,
             first_epoch_s=self._epochs_s[0] if self._epochs_s else None,
@@ -101,22 +94,6 @@ class StepClock:
             ended_at_s=ended_at_s,
             metrics=dict(self._metrics),
         )
-
-    def _split(self) -> StepSplit | None:
-        """The mean of all steps; what is neither reading nor exchanging is computing.
-
-        >>> clock = StepClock()
-        >>> clock._took, clock._train_s = array("d", [0.5, 0.5]), 1.0
-        >>> clock.divided(exchanged_s=0.25, read_s=0.5)
-        >>> clock.report(index=0, ended_at_s=1.0).split
-        StepSplit(data=250.0, compute=125.0, push_pull=125.0)
-        """
-        if not self.steps or self._exchanged_s is None:
-            return None
-        each_ms = 1e3 / self.steps
-        rest_s = max(0.0, self._train_s - self._exchanged_s - (self._read_s or 0.0))
-        data = None if self._read_s is None else self._read_s * each_ms
-        return StepSplit(data, rest_s * each_ms, self._exchanged_s * each_ms)
 
     def _end_epoch(self) -> None:
         if self._epoch_began is not None and self.steps > self._epoch_first_step:

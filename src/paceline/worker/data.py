@@ -4,7 +4,6 @@ Called by ctx.prepare with a DataLoader. Must never change what a single worker 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -223,13 +222,12 @@ class _Counted:
         else:
             if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
                 progress.boundary(BATCH)
-            began = perf_counter()
             try:
                 batch = next(self._batches)
             except StopIteration:
                 progress.took_all()
                 raise
-            progress.took_batch(perf_counter() - began)
+            progress.took_batch()
         if torch.is_grad_enabled():
             self._on_batch(samples_in(batch))
         return batch

@@ -71,7 +71,6 @@ class Progress:
         self.epoch = 0
         self.passes = 0  # which pass over the loader the next batch belongs to
         self.batch = 0  # batches taken in it
-        self.read_s: float | None = None  # how long the loader took to give them
         self.is_guided = False  # ctx.epochs or ctx.steps is used
         self.is_by_epochs = False  # ctx.epochs is
         self.is_exhausted = False  # the pass is over, its epoch is not
@@ -133,9 +132,8 @@ class Progress:
         self.passes, self.batch, self.is_in_pass, self._start = self.passes + 1, 0, False, {}
         self.is_exhausted = False
 
-    def took_batch(self, read_s: float = 0.0) -> None:
+    def took_batch(self) -> None:
         self.batch += 1
-        self.read_s = (self.read_s or 0.0) + read_s
 
     def took_all(self) -> None:
         """The pass is over. With ctx.epochs the next place to begin is the next epoch: nobody gets a pass without a

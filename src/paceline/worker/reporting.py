@@ -27,10 +27,6 @@ class Stepping(Protocol):
     """How far the training is: this worker's steps, and the cluster's as far as this worker has seen."""
 
     steps: int
-    exchanged_s: float
-
-    @property
-    def read_s(self) -> float | None: ...
 
     def newest_step(self) -> int: ...
 
@@ -113,7 +109,6 @@ class Reporter:
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(took_s))
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
-        self.clock.divided(stepping.exchanged_s, stepping.read_s)
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)
         use = self._meter.use(self._ticked_s + self.sink.cpu_s) if self._meter is not None else None

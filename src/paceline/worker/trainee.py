@@ -91,7 +91,6 @@ class Trainee(ABC):
         self.injection: Injection | None = None
         self.steps = 0
         self.pushes = 0
-        self.exchanged_s = 0.0  # in pushes and pulls, with what others made this worker wait
         self.wants_ticket = False
         self.is_budgeted = False  # ctx.steps(total) was used: nothing counts beyond it
         self.has_ticket = False
@@ -186,17 +185,11 @@ class Trainee(ABC):
     def _check_anchor(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to look at)
         """Whether the model still is what was bound."""
 
-    @property
-    def read_s(self) -> float | None:
-        """How long batches were waited for; None when no loader of prepare's was used."""
-        return self.progress.read_s
-
     def newest_step(self) -> int:
         """The global step with this worker's own push in it, without waiting for the answer to that push."""
         return self.client.links[0].version + self.client.is_pending
 
     def _push(self, gradients: Any) -> None:
-        began = time.perf_counter()
         mask = b"" if all(g is not None for g in gradients) else bits([g is not None for g in gradients])
         tail = self._tail(mask)
         sent = self._overlap.shards if self._overlap is not None else ()
@@ -210,7 +203,6 @@ class Trainee(ABC):
         self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, self._outgoing.again)
         self.pushes += 1
         self.progress.pushed()
-        self.exchanged_s += time.perf_counter() - began
         if not self.is_lazy:
             self.settle()
             if self.pushes == EAGER_STEPS and self._hook_fired:
@@ -221,14 +213,12 @@ class Trainee(ABC):
         """Take the answer that is still on its way, if there is one."""
         if not self.client.is_pending:
             return
-        began = time.perf_counter()
+        began = time.perf_counter() if self.slowness is not None else 0.0
         taken = self.client.take()
         self._outgoing.forget()
         self.mirror()
-        took_s = time.perf_counter() - began
-        self.exchanged_s += took_s
         if self.slowness is not None and self.client.dial.spec.waits_for_others:
-            self.slowness.waited(took_s)
+            self.slowness.waited(time.perf_counter() - began)
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome
         if taken.flags & Flag.SAVE:

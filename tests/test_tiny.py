@@ -73,8 +73,8 @@ def test_a_step_is_divided_into_data_compute_push_and_pull(has_loader: bool, tmp
 
     summary = paceline.launch(train_from_loader if has_loader else train, ps=1, workers=1, run_dir=str(tmp_path / "r"))
     (worker,) = summary["workers"]
-    split = worker["split"]
-    assert worker["steps"] == 20 and split["push_pull"] > 0 and split["compute"] > 0
+    split = worker["split_ms"]
+    assert worker["steps"] == 20 and split["exchange"] > 0 and split["compute"] > 0
     assert split["data"] > 0 if has_loader else split["data"] is None
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from paceline.telemetry.steps import StepClock
 from paceline.worker.data import EveryNth, SharedBatches, batch_size_of, note_epochs, share
 
 
@@ -270,7 +271,9 @@ def test_a_shared_loader_collates_as_before() -> None:
 def test_epochs_are_noted_without_changing_the_loader() -> None:
     noted: list[int] = []
     loader = DataLoader(Numbers(4), 2)
-    same = note_epochs(loader, lambda: noted.append(1))
+    clock = StepClock()
+    clock.epoch = lambda: noted.append(1)  # type: ignore[method-assign]
+    same = note_epochs(loader, clock)
     assert same is loader
     assert isinstance(loader, DataLoader)
     assert type(loader).__name__ == "DataLoader"

@@ -123,7 +123,7 @@ def test_a_scenario_that_failed_side_by_side_is_not_lost(tmp_path: Path) -> None
 
 def test_utilisation_in_a_line_becomes_facts(tmp_path: Path) -> None:
     worker = {"index": 0, "steps": 1000, "step_ms": {"median": 1.0, "p95": 2.0}}
-    worker["split"] = {"data": 0.1, "compute": 0.8, "push_pull": 0.1, "wait": 0.0}
+    worker["split_ms"] = {"data": 0.1, "compute": 0.8, "exchange": 0.1, "wait": 0.0}
     pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 34 * 10**7, "pulled_bytes": 34 * 10**7}
     more = {
         "workers": [worker],

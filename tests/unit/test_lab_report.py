@@ -50,8 +50,8 @@ def nasty_run(folder: Path) -> Path:
     origin = {"kind": "provenance", "matrix": NASTY, "date": "2026-11-16", "paceline": "0.1.0", "cores": 2}
     lines: list[Mapping[str, object]] = [origin]
     for count in (1, 2):
-        split = {"data": 0.1, "compute": 0.8, "push_pull": 0.1, "wait": 0.0}
-        worker = {"steps": 100, "step_ms": {"median": 1.0, "p95": 2.0}, "samples_per_s": 100.0, "split": split}
+        split = {"data": 0.1, "compute": 0.8, "exchange": 0.1, "wait": 0.0}
+        worker = {"steps": 100, "step_ms": {"median": 1.0, "p95": 2.0}, "samples_per_s": 100.0, "split_ms": split}
         pair = {"ps": "ps:0", "lane": "tcp", "pushed_bytes": 1000, "pulled_bytes": 1000}
         names = [f"worker:{n}" for n in range(count)]
         gpu = {"index": 0, "busy_percent": {"mean": 30.0, "peak": 60.0}}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import EPOCH, Position
 from paceline.worker.data import _Counted
 from paceline.worker.position import Nothing, Progress
@@ -27,7 +28,7 @@ class Batches:
 def steps_of(progress: Progress, epochs: int, count: int) -> Iterator[tuple[int, int]]:
     for epoch in progress.epochs(epochs):
         progress.begin_pass()
-        for number, _ in enumerate(_Counted(Batches(count), lambda samples: None, progress)):
+        for number, _ in enumerate(_Counted(Batches(count), lambda samples: None, progress, StepClock())):
             progress.pushed()
             yield epoch, number
 
@@ -59,7 +60,7 @@ def test_what_the_script_saves_after_its_pass_goes_on_with_the_next_epoch() -> N
     progress = Progress(0)
     for epoch in progress.epochs(2):
         progress.begin_pass()
-        for _ in _Counted(Batches(2), lambda samples: None, progress):
+        for _ in _Counted(Batches(2), lambda samples: None, progress, StepClock()):
             progress.pushed()
         position = progress.at_end(5)
         assert (position.epoch, position.batch) == (epoch + 1, 0)

@@ -23,7 +23,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.telemetry import background, lines, sink, staleness, steps, summary
 from paceline.telemetry.background import Background
 from paceline.telemetry.read import records, reports, tick_of
-from paceline.telemetry.records import ModeChange, PsReport, StepMs, WorkerReport
+from paceline.telemetry.records import ModeChange, PsReport, SplitMs, StepMs, WorkerReport
 from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
@@ -249,6 +249,7 @@ def test_a_report_of_two_epochs_leaves_out_waits_and_evaluations(clock: Clock) -
         steps=4,
         discarded=1,
         step_ms=StepMs(median=1000.0, p95=3000.0),
+        split_ms=SplitMs(data=None, compute=1500.0, exchange=0.0, wait=0.0),
         first_100_steps_ms=1500.0,
         waited_at_start_s=7.0,
         first_epoch_s=4.0,
@@ -257,6 +258,43 @@ def test_a_report_of_two_epochs_leaves_out_waits_and_evaluations(clock: Clock) -
         ended_at_s=12.0,
         metrics={"loss": 1.0, "accuracy": 0.5},
     )
+
+
+def test_the_parts_of_a_step_add_up_and_what_lies_between_steps_is_none_of_them(clock: Clock) -> None:
+    mine = StepClock()
+    mine.wait_s += 9  # while it joined
+    mine.waited(9.0)
+    for _ in range(2):
+        mine.epoch()
+        for _ in range(2):
+            clock.now += 1 + 2  # loads for a second, computes for two
+            mine.data_s += 1
+            mine.pushing_since_s = clock.now - mine.wait_s
+            clock.now += 4 + 8  # pushes, and waits in it
+            mine.wait_s += 8
+            mine.step(10)
+        clock.now += 50  # an evaluation, which loads, takes the last answer and waits for it
+        mine.data_s, mine.exchange_s, mine.wait_s = mine.data_s + 20, mine.exchange_s + 20, mine.wait_s + 10
+    split = mine.split_ms()
+    assert split == SplitMs(data=1000.0, compute=2000.0, exchange=4000.0, wait=8000.0)
+    assert split.step == 1e3 * sum(mine._took) / mine.steps
+    assert mine.report(index=0, ended_at_s=0.0).split_ms == split
+
+
+def test_a_step_without_a_push_has_no_exchange_and_one_without_a_loader_no_data(clock: Clock) -> None:
+    mine = StepClock()
+    assert mine.split_ms() is None
+    do_steps(mine, clock, 2.0, 4.0)
+    assert mine.split_ms() == SplitMs(data=None, compute=3000.0, exchange=0.0, wait=0.0)
+
+
+def test_an_answer_that_is_taken_late_belongs_to_the_step_after_its_push(clock: Clock) -> None:
+    mine = StepClock()
+    mine.pushing_since_s = clock.now - mine.wait_s
+    do_steps(mine, clock, 1.0)
+    mine.exchange_s += 3  # as worker/trainee does before the next forward pass
+    do_steps(mine, clock, 3.0 + 4.0)
+    assert mine.split_ms() == SplitMs(data=None, compute=2000.0, exchange=2000.0, wait=0.0)
 
 
 def test_without_steps_there_is_nothing_to_say(clock: Clock) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.slow import parse
-from paceline.telemetry.records import Histograms, PairBytes, StepMs
+from paceline.telemetry.records import Histograms, PairBytes, SplitMs, StepMs
 from paceline.telemetry.usage import TaskUse
 
 HOSTS = "paceline.lab.hosts_script"  # what starts a cell's tasks when they are on several hosts
@@ -93,6 +93,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     discarded: int = 0
     step_ms: StepMs | None = None
+    split_ms: SplitMs | None = None
     samples_per_s: float | None = None
     waited_s: float = 0.0
     first_epoch_s: float | None = None

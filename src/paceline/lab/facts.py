@@ -73,7 +73,7 @@ def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed:
     name = f"worker:{worker.index}"
     median = worker.step_ms.median if worker.step_ms else None
     used = cell.used.task(name)
-    split = next((each.split for each in cell.used.workers if each.index == worker.index and each.split), None)
+    split = next((each.split_ms for each in cell.used.workers if each.index == worker.index and each.split_ms), None)
     return WorkerFacts(
         name=name,
         step_ms=1e3 * trained / worker.steps if _told_s(cell) and trained and worker.steps else median,
@@ -82,7 +82,7 @@ def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed:
         split=Split()
         if split is None
         else Split(
-            data_ms=split.data, compute_ms=split.compute, exchange_ms=split.push_pull, wait_ms=split.wait
+            data_ms=split.data, compute_ms=split.compute, exchange_ms=split.exchange, wait_ms=split.wait
         ),
         slowed_times=slowed.get(name),
     )  # fmt: skip

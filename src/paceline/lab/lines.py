@@ -50,7 +50,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     data: float | None = None
     compute: float | None = None
-    push_pull: float | None = None
+    exchange: float | None = None
     wait: float | None = None
 
 
@@ -59,7 +59,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int = 0
     first_epoch_s: float | None = None
-    split: Split | None = None
+    split_ms: Split | None = None
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -26,12 +26,12 @@ def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
         label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
     }
     for name, cell in _tasks(cells):
-        if not any(worker.split for worker in cell.used.workers):
+        if not any(worker.split_ms for worker in cell.used.workers):
             continue
         for worker in cell.used.workers:
-            if told := worker.split:
+            if told := worker.split_ms:
                 names.append(f"{name}: worker:{worker.index}")
-                values = (told.data, told.compute, told.push_pull, told.wait, None)
+                values = (told.data, told.compute, told.exchange, told.wait, None)
                 for label, value in zip(lasted, values, strict=True):
                     lasted[label].append(value)
         for ps in cell.done.ps:

@@ -26,6 +26,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, object] = {}
 
 
+class SplitMs(msgspec.Struct, frozen=True):
+    """Where the mean step of a worker went, in milliseconds; its parts add up to the step."""
+
+    data: float | None  # in next() of a prepared loader; None: the script has its data from elsewhere
+    compute: float  # all the rest
+    exchange: float  # push and pull: looked at, copied, sent, received
+    wait: float  # for a ps to answer, whatever it waits for
+
+    @property
+    def step(self) -> float:
+        return (self.data or 0.0) + self.compute + self.exchange + self.wait
+
+
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """How one task stands at second `t`; the first group of fields is a worker's, the second a ps's."""
 
@@ -38,6 +51,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Metrics = {}
     phase: str = ""
     device: str = ""  # /gpu:1 (virtual), say
+    split_ms: SplitMs | None = None  # since it began to train
 
     version: int = 0
     updates_per_s: float = 0.0
@@ -85,6 +99,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     discarded: int = 0
     step_ms: StepMs | None = None
+    split_ms: SplitMs | None = None
     first_100_steps_ms: float | None = None  # mean of the first 100 steps, or of those there are
     waited_at_start_s: float = 0.0
     first_epoch_s: float | None = None

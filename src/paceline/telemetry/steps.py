@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from time import perf_counter
 
-from paceline.telemetry.records import StepMs, WorkerReport
+from paceline.telemetry.records import SplitMs, StepMs, WorkerReport
 
 NUM_FIRST = 100
 KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
@@ -17,6 +17,9 @@ KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
 
 class StepClock:
     """A step lasts from the end of the one before it, or from the start of its epoch, to its own end.
+
+    What it is made of is added where it happens, by the thread that trains: `data_s` by worker/data, `exchange_s` by
+    worker/trainee, without what was waited meanwhile, and `wait_s` by worker/link and client. The rest is compute.
 
     >>> clock = StepClock()
     >>> clock.epoch()
@@ -38,7 +41,10 @@ class StepClock:
         self._waited_s = 0.0
         self._discarded = 0
         self._metrics: dict[str, float] = {}
-        self._last = perf_counter()
+        self.data_s = self.exchange_s = self.wait_s = 0.0
+        self._data_s = self._exchange_s = self._wait_s = 0.0  # the same at the end of the last step
+        self.pushing_since_s = 0.0  # when this step's push began, less `wait_s` then; 0: it has not
+        self.last_s = perf_counter()  # where the step under way began
 
     @property
     def steps(self) -> int:
@@ -48,10 +54,16 @@ class StepClock:
     def step(self, samples: int) -> None:
         """One step has ended, over so many samples."""
         now = perf_counter()
-        took = now - self._last
-        self._last = now
+        took = now - self.last_s
+        self.last_s = now
         self._took.append(took)
-        self._train_s += took
+        self._train_s += took  # before its parts: whoever reads them meanwhile never sees more parts than whole
+        if self.pushing_since_s:
+            self.exchange_s += now - self.wait_s - self.pushing_since_s
+            self.pushing_since_s = 0.0
+        self._data_s = self.data_s
+        self._exchange_s = self.exchange_s
+        self._wait_s = self.wait_s
         self._samples += samples
         if len(self._took) >= KEEP_STEPS:
             self._forget_older_half()
@@ -59,14 +71,14 @@ class StepClock:
     def epoch(self) -> None:
         """An epoch starts now; what lay between it and the last step (an evaluation, say) is no step."""
         self._end_epoch()
-        self._last = perf_counter()
-        self._epoch_began = self._last
+        self._begin_step()
+        self._epoch_began = self.last_s
         self._epoch_first_step = self.steps
 
     def waited(self, seconds: float) -> None:
         """So long the worker has just waited for others before it could train."""
         self._waited_s += seconds
-        self._last = perf_counter()
+        self._begin_step()
 
     def discarded(self, count: int = 1) -> None:
         """The ps did not let this many gradients count."""
@@ -75,6 +87,16 @@ class StepClock:
     def metrics(self, values: Mapping[str, float]) -> None:
         """Remember the newest value of each name."""
         self._metrics.update(values)
+
+    def split_ms(self) -> SplitMs | None:
+        """Where the mean step of this process went; None before the first. Any thread may ask."""
+        data_s, exchange_s, wait_s = self._data_s, self._exchange_s, self._wait_s
+        steps, train_s = self.steps, self._train_s
+        if not steps:
+            return None
+        ms = 1e3 / steps
+        compute_s = train_s - data_s - exchange_s - wait_s
+        return SplitMs(data_s * ms if data_s else None, compute_s * ms, exchange_s * ms, wait_s * ms)
 
     def report(self, index: int, ended_at_s: float) -> WorkerReport:
         """Sum up; the epoch under way ends with its last step. Times are of this process, steps of all lives."""
@@ -86,6 +108,7 @@ class StepClock:
             steps=self.earlier + self.steps,
             discarded=self._discarded,
             step_ms=_step_ms(self._took),
+            split_ms=self.split_ms(),
             first_100_steps_ms=1e3 * sum(first) / len(first) if first else None,
             waited_at_start_s=self._waited_s,
             first_epoch_s=self._epochs_s[0] if self._epochs_s else None,
@@ -95,9 +118,15 @@ class StepClock:
             metrics=dict(self._metrics),
         )
 
+    def _begin_step(self) -> None:
+        """The step under way begins only now: what came before is no part of it."""
+        self.data_s, self.exchange_s, self.wait_s = self._data_s, self._exchange_s, self._wait_s
+        self.pushing_since_s = 0.0
+        self.last_s = perf_counter()
+
     def _end_epoch(self) -> None:
         if self._epoch_began is not None and self.steps > self._epoch_first_step:
-            self._epochs_s.append(self._last - self._epoch_began)
+            self._epochs_s.append(self.last_s - self._epoch_began)
         self._epoch_began = None
 
     def _first_steps(self) -> Sequence[float]:

@@ -25,6 +25,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.telemetry import ledger as led
+from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
 from paceline.transport.channel import connect
 from paceline.wire import messages as m
@@ -91,7 +92,8 @@ class Client:
         self.on_return: Callable[[], None] = self.pull  # others went on without us: take what they have
         self.push_id = 0
         self.is_pending = False
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # in join
+        self.clock = StepClock()  # the trainee's own, before join
         self._barriers = 0
         self._awaits_others = False  # every push is an update, and ps:1..n are still to answer this one
         self._late_dial: m.Dial | None = None  # so another mode is taken up after that
@@ -124,7 +126,7 @@ class Client:
         for index in [*range(1, self._plan.num_ps), 0]:
             channel = self.entrance.connect(index)
             link = Link(channel, index, self._slice(index), me.worker, self.incarnation, self._ledger)
-            link.on_lost = self._recover
+            link.on_lost, link.clock = self._recover, self.clock
             self.entrance.enter(link)
         self.links.sort(key=lambda each: each.index)
         empty = [link for link in self.links if link.joined is not None and not link.joined.is_initialised]
@@ -391,7 +393,9 @@ class Client:
         """Make a lost connection again. A gradient on its way is void if nobody can say any more what became of it;
         else we take what the others have made meanwhile."""
         was, is_leaving = self.incarnation, isinstance(link.asking, m.Close)
+        waited_s, began_s = self.clock.wait_s, time.perf_counter()
         started = self.entrance.again(link, error, CLOSE_S if is_leaving else None)
+        self.clock.wait_s = waited_s + time.perf_counter() - began_s
         self.on_slots()
         if self.incarnation != was:
             self._awaits_others, self._late_dial = False, None  # whatever was on its way is void
@@ -431,7 +435,9 @@ class Client:
         if isinstance(request, m.Barrier):
             self._barriers += 1
             request = m.Barrier(self._barriers)
+        waited_s, began_s = self.clock.wait_s, time.perf_counter()
         reply = self._asked(request)
+        self.clock.wait_s = waited_s + time.perf_counter() - began_s
         if isinstance(reply, m.Failed):
             raise Refused(reply.reason)
         if isinstance(reply, m.Dial | m.Ticket):

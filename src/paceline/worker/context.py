@@ -6,7 +6,6 @@ Without a cluster the same calls do the plain thing, and nothing of the training
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -245,7 +244,7 @@ class Context:
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
         self.clock.step(self._samples)
-        self._reporter.stepped(self.worker_index, self._trainee, time.monotonic())
+        self._reporter.stepped(self.worker_index, self._trainee, self.clock.last_s)
 
     def _follow_progress(self, trainee: Any) -> None:
         """Where this worker is goes into its heartbeats, and to ps:0 when an update is saved."""

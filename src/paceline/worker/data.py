@@ -4,11 +4,13 @@ Called by ctx.prepare with a DataLoader. Must never change what a single worker 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
 from paceline.worker.position import Progress
 
@@ -160,23 +162,26 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
 
 def note_epochs(
     loader: DataLoader[Any],
-    on_epoch: Callable[[], None],
+    clock: StepClock,
     on_batch: Callable[[int | None], None] | None = None,
     progress: Progress | None = None,
 ) -> DataLoader[Any]:
-    """Tell when an epoch starts and how many samples each batch has (None: an epoch starts), without changing what the
-    loader gives: its class becomes a subclass of its own. With `progress`, a pass that was begun before a restart goes
-    on where it was."""
+    """Tell the clock when an epoch starts and how long training waits for data, and `on_batch` how many samples each
+    batch has (None: an epoch starts), without changing what the loader gives: its class becomes a subclass of its own.
+    With `progress`, a pass that was begun before a restart goes on where it was."""
     base = type(loader)
 
     def iterate(self: DataLoader[Any]) -> Any:
-        on_epoch()
+        clock.epoch()
         if on_batch is None:
             return base.__iter__(self)
         if progress is None or not torch.is_grad_enabled():  # an evaluation
-            return _Counted(base.__iter__(self), on_batch, None)
+            return _Counted(base.__iter__(self), on_batch, None, clock)
         on_batch(None)
-        return _Counted(_pass(self, base, progress), on_batch, progress)
+        began_s = perf_counter()
+        batches = _pass(self, base, progress)  # may start the processes that load
+        clock.data_s += perf_counter() - began_s
+        return _Counted(batches, on_batch, progress, clock)
 
     loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
     return loader
@@ -206,8 +211,11 @@ def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progre
 class _Counted:
     """A loader's own iterator, whose batches are counted as they are taken; not those of an evaluation."""
 
-    def __init__(self, batches: Any, on_batch: Callable[[int | None], None], progress: Progress | None) -> None:
+    def __init__(
+        self, batches: Any, on_batch: Callable[[int | None], None], progress: Progress | None, clock: StepClock
+    ) -> None:
         self._batches = batches
+        self._clock = clock
         self._on_batch = on_batch
         self._progress = progress
         self._count = _length(batches)
@@ -222,11 +230,13 @@ class _Counted:
         else:
             if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
                 progress.boundary(BATCH)
+            began_s = perf_counter()
             try:
                 batch = next(self._batches)
             except StopIteration:
                 progress.took_all()
                 raise
+            self._clock.data_s += perf_counter() - began_s
             progress.took_batch()
         if torch.is_grad_enabled():
             self._on_batch(samples_in(batch))

@@ -7,10 +7,12 @@ damaged, is a ConnectionLost: what is asked here is then asked again on the conn
 import os
 import time
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Ledger
+from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
 from paceline.transport.channel import ASK_S, Channel
 from paceline.transport.counts import Counts, counts_of
@@ -78,6 +80,7 @@ class Link:
         self.asking: Request | None = None
         self.losses = 0  # connections that ended since the last answer
         self.on_lost: Callable[[Link, ConnectionLost], None] = _give_up
+        self.clock = StepClock()  # the client's own, before anything is waited for
 
     @property
     def shares_memory(self) -> bool:
@@ -246,10 +249,13 @@ class Link:
             self._recv_bulk(frame, memoryview(bytearray(frame.bulk_bytes)))
 
     def _recv(self) -> Frame:
+        began_s = perf_counter()
         try:
             return self.channel.recv()
         except ProtocolError as error:  # damaged on the way, or replayed
             raise ConnectionLost(f"ps:{self.index}: {error}") from error
+        finally:
+            self.clock.wait_s += perf_counter() - began_s
 
     def _recv_bulk(self, frame: Frame, into: memoryview) -> None:
         try:

@@ -86,6 +86,7 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     """The model is bound to the arena (1). 2. join and wait for the others; 3. take the chief's values; 4. convert the
     optimizer; 5. go on where this worker, or its predecessor, was. The seed of the data's order comes back."""
     trainee = binding.trainee
+    trainee.clock = ctx.clock
     client = trainee.connect(ctx.identity(), ctx.say)
     ctx.stand_by(trainee)
     first = FirstValues(ctx, trainee, binding.seed, binding.send_memory)

@@ -146,6 +146,7 @@ class Reporter:
             metrics=dict(self._metrics),
             phase="train",
             device=self._device,
+            split_ms=self.clock.split_ms(),
             **(self._meter.told() if self._meter is not None else {}),
         )
 

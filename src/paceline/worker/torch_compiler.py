@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 COMPILER = "torch._dynamo"
 KEPT = "__dynamo_disable"  # where torch/_compile.py keeps what it has wrapped
@@ -73,7 +74,7 @@ def wrapped_late(hook: Hook) -> Hook:
     def called(*args: Any) -> Any:  # torch keeps what it has wrapped as an attribute, which a method cannot have
         return hook(*args)
 
-    made: Hook = torch._disable_dynamo(called)
+    made: Hook = _disable_dynamo(called)
     return made
 
 

@@ -68,7 +68,7 @@ def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], 
     for optimizer in optimizers:
         optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
     for loader in loaders:
-        note_epochs(loader, ctx.clock.epoch)
+        note_epochs(loader, ctx.clock)
 
 
 def _prepare_evaluator(
@@ -129,11 +129,11 @@ def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, tra
     data = ctx.assignment.settings.data if shard else "full"
     shared = share(loader, *ctx.place(), seed, data, ctx.say, ctx.place if ctx.is_elastic else None)
     if not trains:
-        return note_epochs(shared, ctx.clock.epoch)
+        return note_epochs(shared, ctx.clock)
     ctx.training_loader = shared
     if isinstance(ctx.progress.own, TorchOwn):
         ctx.progress.own.follow(shared)
-    return note_epochs(shared, ctx.clock.epoch, lambda count: ctx.saw_samples(shared, count), ctx.progress)
+    return note_epochs(shared, ctx.clock, lambda count: ctx.saw_samples(shared, count), ctx.progress)
 
 
 class _Remote:

@@ -8,11 +8,11 @@ bytes. Everything here runs on the thread that trains. The way of one step (docs
 3. push, and return at once if the answer can be taken later: before the next forward pass.
 """
 
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.cluster.spec import Task
@@ -20,6 +20,7 @@ from paceline.errors import NonFiniteGradient, PacelineError
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan, place
+from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
@@ -103,6 +104,7 @@ class Trainee(ABC):
         self._weight = 0.0
         self._sent_weight: float | None = 0.0
         self.progress = Progress(0)  # the context's own, once it has begun
+        self.clock = StepClock()  # the reporter's own, once it is connected
         self.on_save: Callable[[int, bool], None] = lambda version, writes: None
 
     # --- what a framework brings ------------------------------------------------------------------------------
@@ -157,6 +159,7 @@ class Trainee(ABC):
         self._me = me
         self._say = say
         self.client = Client(me, self.layout, self.plan, self.arena.memory, say)
+        self.client.clock = self.clock
         self.client.optimizer = lambda: self.spec
         self.client.weight = lambda: self._weight
         return self.client
@@ -190,6 +193,7 @@ class Trainee(ABC):
         return self.client.links[0].version + self.client.is_pending
 
     def _push(self, gradients: Any) -> None:
+        self.clock.pushing_since_s = perf_counter() - self.clock.wait_s  # until the step ends
         mask = b"" if all(g is not None for g in gradients) else bits([g is not None for g in gradients])
         tail = self._tail(mask)
         sent = self._overlap.shards if self._overlap is not None else ()
@@ -213,12 +217,16 @@ class Trainee(ABC):
         """Take the answer that is still on its way, if there is one."""
         if not self.client.is_pending:
             return
-        began = time.perf_counter() if self.slowness is not None else 0.0
+        clock = self.clock
+        waited_s, began_s = clock.wait_s, perf_counter()
         taken = self.client.take()
         self._outgoing.forget()
         self.mirror()
+        took_s = perf_counter() - began_s
+        if not clock.pushing_since_s:  # else it is a part of the push
+            clock.exchange_s += took_s - (clock.wait_s - waited_s)
         if self.slowness is not None and self.client.dial.spec.waits_for_others:
-            self.slowness.waited(time.perf_counter() - began)
+            self.slowness.waited(took_s)
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome
         if taken.flags & Flag.SAVE:
@@ -235,8 +243,12 @@ class Trainee(ABC):
             self._bring_newest()
 
     def _bring_newest(self) -> None:
+        clock = self.clock
+        waited_s, began_s = clock.wait_s, perf_counter()
         self.client.pull()
         self.mirror()
+        if not clock.pushing_since_s:
+            clock.exchange_s += perf_counter() - began_s - (clock.wait_s - waited_s)
         if self._overlap is not None:
             self._overlap.forget()
 

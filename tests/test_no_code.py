@@ -41,10 +41,6 @@ METHODS = {"recv_pyobj", "send_pyobj", "load_module", "exec_module", "send_objec
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/paceline/__init__.py", "importlib.import_module"): "a table of our own public names",
     ("src/paceline/launchers/forking.py", "importlib.import_module"): "a table of our own modules",
-    (
-        "src/paceline/worker/torch_compiler.py",
-        "exec_module",
-    ): "Python's own loader of one installed module, torch._dynamo",
     ("tests/test_docs.py", "exec"): "runs the code blocks of our own documents",
     ("tests/numerics/test_state.py", "torch.save"): "a user may save a prepared model in torch's own way",
     ("tests/numerics/test_state.py", "torch.load"): "and reads it back",

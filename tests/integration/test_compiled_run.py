@@ -8,9 +8,9 @@ from processes import Processes
 
 
 @pytest.mark.timeout(120)
-def test_a_script_may_compile_after_its_first_steps(processes: Processes) -> None:
-    processes.paceline(
-        "run", "--workers=1", "--run-dir=made", "--max-restarts=0", PROGRAMS / "compiles_late.py"
-    ).ends_with(0)
+@pytest.mark.parametrize("how", ["around", "in-place"])
+def test_a_script_may_compile_after_its_first_steps(how: str, processes: Processes) -> None:
+    script = (PROGRAMS / "compiles_late.py", how)
+    processes.paceline("run", "--workers=1", "--run-dir=made", "--max-restarts=0", *script).ends_with(0)
     log = Path(processes.folder / "made" / "logs" / "worker-0.log").read_text()
     assert "compiled, and equal" in log

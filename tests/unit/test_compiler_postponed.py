@@ -28,20 +28,17 @@ def test_once_it_is_imported_everything_is_as_torch_has_it() -> None:
     run(
         POSTPONED
         + STEP
-        + "swapped = []\n"
-        + "def hook(*_): pass\n"
-        + "assert c.disabled(hook, swapped.append) is hook and not swapped\n"
+        + "def hook(*_): return 7\n"
+        + "before = c.disabled(hook)\n"
+        + "assert before() == 7 and c.COMPILER not in sys.modules\n"
         + "torch.compile(model, backend='eager')\n"
         + "assert c.COMPILER in sys.modules and c.watch() is None\n"
         + "assert not [m for m in c.methods() if hasattr(m, c.KEPT)], 'torch wraps them at their next call'\n"
-        + "(made,) = swapped\n"
-        + "assert made is not hook and not hasattr(made.__wrapped__, c.KEPT), 'torch wraps it at its first call'\n"
-        + "made()\n"
-        + "assert getattr(made.__wrapped__, c.KEPT)._torchdynamo_disable\n"
+        + "assert before() == 7 and getattr(before.__wrapped__, c.KEPT)._torchdynamo_disable\n"
         + "optimizer.zero_grad()\n"
         + "kept = [getattr(m, c.KEPT, None) for m in c.methods() if m.__name__ == 'zero_grad']\n"
         + "assert kept[0]._torchdynamo_disable\n"
-        + "assert c.disabled(hook, swapped.append) is not hook and len(swapped) == 1\n"
+        + "assert c.disabled(hook)._torchdynamo_orig_callable is hook\n"
         + "assert not c.postpone(), 'too late'"
     )
 
@@ -61,10 +58,11 @@ class Small(nn.Module):
         return self.last(x)
 
 model = Small()
-def noted(module, inputs): seen.append(1)
+def noted(module, inputs):  # what a compiler that looks at it refuses
+    seen.append(1)
+    print("called", flush=True)
 seen = []
-handle = model.register_forward_pre_hook(
-    c.disabled(noted, lambda made: model._forward_pre_hooks.__setitem__(handle.id, made)))
+model.register_forward_pre_hook(c.disabled(noted))
 x = torch.ones(3, 2)
 plain = model(x)
 compiled = torch.compile(model, backend="eager", fullgraph=True)

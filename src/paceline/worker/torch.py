@@ -107,15 +107,9 @@ class TorchTrainee(Trainee):
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
         self._overlap = self._make_overlap()
         self.mirror()
-        hook = self.model.register_forward_pre_hook(disabled(self._before_forward, lambda made: swap(made)))
-        pre_hooks = self.model._forward_pre_hooks
-
-        def swap(made: Callable[..., None]) -> None:
-            if hook.id in pre_hooks:
-                pre_hooks[hook.id] = made
-
+        before_forward = disabled(self._before_forward)
         hooks = [
-            ("_forward_pre_hooks", hook),
+            ("_forward_pre_hooks", self.model.register_forward_pre_hook(before_forward)),
             ("_state_dict_pre_hooks", self.model.register_state_dict_pre_hook(lambda *_: self.settle())),  # type: ignore[no-untyped-call]
             ("_load_state_dict_post_hooks", self.model.register_load_state_dict_post_hook(lambda *_: on_load())),  # type: ignore[no-untyped-call]
         ]

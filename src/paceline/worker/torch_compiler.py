@@ -5,8 +5,8 @@ once the compiler is there, nor rely on torch's private name: without it, everyt
 
 torch wraps four methods of its optimizers so that the compiler passes by, and imports the compiler for it at their
 first call. INVARIANT: they are called directly only while torch._dynamo was not imported, when nobody can compile.
-1. The unwrapped methods are put where torch keeps its wrapped ones. 2. Whoever imports torch._dynamo, for example
-torch.compile, first makes them torch's own again, 3. and has the hooks wrapped as torch wraps those methods.
+1. The unwrapped methods, and our own hooks, are put where torch keeps its wrapped ones. 2. Whoever imports
+torch._dynamo, for example torch.compile, first takes them away from there: torch wraps each at its next call.
 """
 
 import sys
@@ -24,18 +24,19 @@ Hook = Callable[..., Any]
 
 
 class Watch:
-    """Sees an import of the compiler, once; a finder that never finds anything."""
+    """Sees an import of the compiler, once; a finder that finds nothing. It stays where it is: the list is in use."""
 
-    def __init__(self) -> None:
-        self.then: list[Callable[[], None]] = []
+    def __init__(self, direct: list[Any]) -> None:
+        self.is_over = False
+        self.direct = direct  # what is called directly
+        for function in direct:
+            setattr(function, KEPT, function)  # 1
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == COMPILER and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            for method in methods():  # 2
-                vars(method).pop(KEPT, None)
-            for swap in self.then:  # 3
-                swap()
+        if name == COMPILER and not self.is_over:
+            self.is_over = True
+            for function in self.direct:  # 2
+                delattr(function, KEPT)
         return None
 
 
@@ -47,25 +48,23 @@ def postpone() -> bool:
     makes = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if COMPILER in sys.modules or makes not in found:
         return False
-    for method in found:
-        setattr(method, KEPT, method)
-    sys.meta_path.insert(0, Watch())
+    sys.meta_path.insert(0, Watch(found))
     return True
 
 
-def disabled(hook: Hook, swap: Callable[[Hook], None]) -> Hook:
-    """`torch._dynamo.disable(hook)`; while the compiler is postponed the hook itself, and `swap` takes that later."""
+def disabled(hook: Hook) -> Hook:
+    """`torch._dynamo.disable(hook)`, which torch does at the hook's first call once the compiler was imported."""
     postponed = watch()
     if postponed is None:
-        return wrapped(hook)
-    postponed.then.append(lambda: swap(wrapped_late(hook)))
-    return hook
+        made: Hook = torch._dynamo.disable(hook)  # type: ignore[no-untyped-call]
+        return made
 
+    def function(*args: Any) -> Any:  # a method has no attributes of its own
+        return hook(*args)
 
-def wrapped(hook: Hook) -> Hook:
-    compiler: Any = sys.modules.get(COMPILER) or torch._dynamo
-    made: Hook = compiler.disable(hook)
-    return made
+    setattr(function, KEPT, function)
+    postponed.direct.append(function)
+    return torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
 
 def wrapped_late(hook: Hook) -> Hook:
@@ -80,7 +79,7 @@ def wrapped_late(hook: Hook) -> Hook:
 
 def watch() -> Watch | None:
     """There while the compiler is postponed."""
-    return next((each for each in sys.meta_path if isinstance(each, Watch)), None)
+    return next((each for each in sys.meta_path if isinstance(each, Watch) and not each.is_over), None)
 
 
 def methods() -> Iterator[Any]:

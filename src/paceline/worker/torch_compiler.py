@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo
 
 COMPILER = "torch._dynamo"
 KEPT = "__dynamo_disable"  # where torch/_compile.py keeps what it has wrapped
@@ -65,16 +64,6 @@ def disabled(hook: Hook) -> Hook:
     setattr(function, KEPT, function)
     postponed.direct.append(function)
     return torch._disable_dynamo(function)  # type: ignore[attr-defined]
-
-
-def wrapped_late(hook: Hook) -> Hook:
-    """The same while the compiler is being imported: torch wraps it at its first call, when the compiler is there."""
-
-    def called(*args: Any) -> Any:  # torch keeps what it has wrapped as an attribute, which a method cannot have
-        return hook(*args)
-
-    made: Hook = _disable_dynamo(called)
-    return made
 
 
 def watch() -> Watch | None:

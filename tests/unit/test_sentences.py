@@ -168,7 +168,7 @@ def test_lanes_are_offered_as_help_has_them(capsys: pytest.CaptureFixture[str], 
     script = tmp_path / "x.py"
     script.touch()
     assert code_of("run", "--lane=foo", "--dry-run", str(script)) == 2
-    assert "Unknown lane 'foo'; valid: auto, shm, tcp." in capsys.readouterr().err
+    assert "Unknown lane 'foo'; valid: auto, shm, tcp, grpc." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_no_shape_of_cluster_raises_anything_but_usage_error(cluster: object) ->
     [
         ({"mode": "asinc"}, r"Unknown mode 'asinc'; did you mean 'async'\? \(valid: async, sync, bounded, local\)"),
         ({"placement": "round-robin"}, "did you mean 'round_robin'"),
-        ({"lane": "rdma"}, "valid: auto, shm, tcp[.]"),
+        ({"lane": "rdma"}, "valid: auto, shm, tcp, grpc[.]"),
         ({"data": "Shard"}, "did you mean 'shard'"),
         ({"replicas_to_aggregate": 1}, "only makes sense with --mode sync"),
         ({"mode": "sync", "replicas_to_aggregate": 0}, "a round needs at least 1 gradient"),

@@ -21,7 +21,8 @@ from paceline.lab.progress import Progress
 from paceline.lab.result import ResultFile, provenance
 from paceline.lab.run import Request, main, measure
 from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Row, Scenario, Segment, only, pairs, plan, seconds_left
-from paceline.lab.starting import find_peer
+from paceline.lab.starting import Starter, find_peer
+from paceline.launchers.ports import Reserved
 
 ROWS = overhead.matrix().rows
 LAB = [sys.executable, "-m", "paceline", "lab", "run", "overhead"]
@@ -363,3 +364,21 @@ def test_interrupting_leaves_nothing_running(tmp_path: Path) -> None:
         assert lab.wait(timeout=20) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest
     assert not [process for process in started if process.is_running()]
+
+
+@pytest.mark.parametrize("kind", [Kind.START, Kind.TOWERS])
+def test_what_starts_its_own_workers_is_one_process(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them would be two clusters at once, each slower for the other."""
+    commands: list[list[str]] = []
+
+    def noted(name: str, command: list[str], *_: object, **__: object) -> None:
+        commands.append(command)
+
+    monkeypatch.setattr("paceline.lab.starting.Process", noted)
+    scenario = Scenario(name="start", kind=kind, what="run", num_ps=1, num_workers=2)
+    with Reserved() as ports:
+        Starter(tmp_path, tmp_path, 0, ports).start(scenario, Group())
+    (command,) = commands
+    assert command[-1] == "2", "so many workers, or towers"

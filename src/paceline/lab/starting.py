@@ -51,6 +51,7 @@ class Starter:
         batch = () if scenario.batch is None else ("--batch", str(scenario.batch))
         trained += batch
         worker = KERAS_WORKER if scenario.what == KERAS else WORKER
+        one = msgspec.structs.replace(scenario, num_workers=1)  # of what starts its own workers
         if scenario.kind is Kind.SINGLE:
             self._alone(scenario, group, worker, ("single", *trained))
         elif scenario.kind is Kind.PEER:
@@ -58,11 +59,10 @@ class Starter:
         elif scenario.kind is Kind.DRIVER:
             self._driver(scenario, group)
         elif scenario.kind is Kind.START:
-            self._alone(scenario, group, STARTS, (scenario.what, *started(scenario)))
+            self._alone(one, group, STARTS, (scenario.what, *started(scenario)))
         elif scenario.kind is Kind.CLUSTER:
             self._cluster(scenario, group, (worker, "worker", *trained))
         elif scenario.kind is Kind.TOWERS:
-            one = msgspec.structs.replace(scenario, num_workers=1)
             self._alone(one, group, TOWERS, (*trained, "--towers", str(scenario.num_workers)))
         elif scenario.kind is Kind.IN_GRAPH:
             self._in_graph(scenario, group, trained)

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.lab import limits
-from paceline.lab.known import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab.facts import Facts, PsFacts, Split, WorkerFacts
 from paceline.lab.limits import Limit, verdict
 
 CALM = PsFacts(name="ps:0", busy_share=0.05, cores=0.12)
@@ -59,7 +59,7 @@ def test_push_and_pull_limit_when_ps_and_link_have_room() -> None:
 def test_who_waits_for_a_slow_worker_is_limited_by_it() -> None:
     fast = worker(0, wait_share=0.75, compute_ms=1.0, wait_ms=3.0)
     slow = worker(1, compute_ms=4.0, slowed=4.0)
-    told = verdict(Facts(workers=(fast, slow), ps=(CALM,), mode="sync"))
+    told = verdict(Facts(workers=(fast, slow), ps=(CALM,)))
     assert told.limit is Limit.SLOWEST
     assert "worker:1 needs 4.0 times as long" in str(told) and "--slow asks for 4 times" in str(told)
 
@@ -73,7 +73,7 @@ def test_a_slow_worker_that_nobody_waits_for_limits_nobody() -> None:
 
 def test_equal_workers_that_wait_are_limited_by_their_rounds() -> None:
     waiting = [WorkerFacts(name=f"worker:{n}", step_ms=2.0, wait_share=0.3) for n in range(2)]
-    told = verdict(Facts(workers=tuple(waiting), ps=(CALM,), mode="sync"))
+    told = verdict(Facts(workers=tuple(waiting), ps=(CALM,)))
     assert told.limit is Limit.ROUNDS and "30 % of their time" in str(told)
 
 

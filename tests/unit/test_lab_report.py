@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.lab import plots, reading, report, series
+from paceline.lab.cells import Worker
 from paceline.lab.drawables import Bars, Group, Line, Lines
+from paceline.lab.lines import Measured, Result
+from paceline.telemetry.records import SplitMs
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NASTY = "<script>alert('x')</script> & $x_1$"
@@ -120,6 +123,17 @@ def test_the_verb_writes_beside_the_run_or_where_it_is_told(tmp_path: Path) -> N
     path.write_bytes((RESULTS / "soak-20261115.jsonl").read_bytes())
     told = CliRunner().invoke(app, ["lab", "report", str(path)])
     assert Path(told.output.strip()) == path.parent / "report.html"
+
+
+def test_no_two_pictures_have_one_name() -> None:
+    tables = ["x" * 70 + "a", "x" * 70 + "b", "y z", "y+z"]
+    split = SplitMs(0.1, 0.8, 0.1, 0.0)
+    cells = [
+        Measured(table=table, title="t", command=(), line={}, workers=[Worker(index=0, split_ms=split)])
+        for table in tables
+    ]
+    names = [picture.name for picture in series.pictures(Result(path=Path("x"), origins=[], cells=cells))]
+    assert len(names) == len(set(names)) == 4
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,17 @@ def pictures(result: Result) -> list[Picture]:
         made += [*_epochs(title, cells), *_accuracy(title, cells), *_scaling(title, cells)]
         made += [*task_series.split(title, cells), *task_series.staleness(title, cells)]
         made += task_series.used(title, cells)
-    return [*made, *_ratios(result), *task_series.parts(result)]
+    return _told_apart([*made, *_ratios(result), *task_series.parts(result)])
+
+
+def _told_apart(made: Sequence[Picture]) -> list[Picture]:
+    """No two with one name, which is their file's: names are cut, and have only letters of the titles."""
+    seen: dict[str, int] = {}
+    found = []
+    for picture in made:
+        count = seen[picture.name] = seen.get(picture.name, 0) + 1
+        found.append(picture if count == 1 else msgspec.structs.replace(picture, name=f"{picture.name}-{count}"))
+    return found
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -51,11 +61,11 @@ def document_epochs() -> dict[str, float]:
 
 
 def _epoch_s(cell: Measured) -> float | None:
-    known = [worker.epoch_s for worker in cell.done.workers if worker.epoch_s is not None]
+    known = [worker.epoch_s for worker in cell.workers if worker.epoch_s is not None]
     if known:
         return sum(known) / len(known)
     try:
-        return msgspec.json.decode(cell.done.told, type=_Epoch).epoch_s
+        return msgspec.json.decode(cell.told, type=_Epoch).epoch_s
     except msgspec.MsgspecError:
         return None
 
@@ -99,7 +109,7 @@ class _Course(msgspec.Struct, frozen=True):
 def _course(cell: Measured) -> list[_Point]:
     """The accuracies on a run's way, as its script told them, else as it logged them."""
     try:
-        told = msgspec.json.decode(cell.done.told, type=_Course)
+        told = msgspec.json.decode(cell.told, type=_Course)
     except msgspec.MsgspecError:
         told = _Course()
     ticks = [_Point(tick.accuracy, tick.at_s, tick.updates) for tick in cell.ticks]
@@ -149,8 +159,8 @@ def _crowds(cells: Sequence[Measured]) -> dict[str, list[str]]:
         return {"": names}
     found: dict[str, list[str]] = {}
     for name, runs in families(cells).items():
-        count = len(runs[0].done.workers)
-        crowd = f"{count} worker{'' if count == 1 else 's'}{', one slowed' if runs[0].flag('--slow') else ''}"
+        count = len(runs[0].workers)
+        crowd = f"{count} worker{'' if count == 1 else 's'}{', one slowed' if runs[0].slow else ''}"
         found.setdefault(crowd, []).append(name)
     return found
 
@@ -159,10 +169,10 @@ def _scaling(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
     """Samples a second against workers, of runs whose commands differ in nothing else."""
     found: dict[tuple[str, ...], list[tuple[int, float, str]]] = {}
     for runs in families(cells).values():
-        speed = _mean(_samples_per_s(cell.done.workers) for cell in runs)
-        if speed and not runs[0].flag("--slow"):
+        speed = _mean(_samples_per_s(cell.workers) for cell in runs)
+        if speed and not runs[0].slow:
             same = _without(runs[0].command, ("--workers", "--seed"))
-            found.setdefault(same, []).append((len(runs[0].done.workers), speed, runs[0].title))
+            found.setdefault(same, []).append((len(runs[0].workers), speed, runs[0].title))
     lines = []
     for points in found.values():
         ordered = sorted(points)

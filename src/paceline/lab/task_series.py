@@ -26,15 +26,15 @@ def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
         label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
     }
     for name, cell in _tasks(cells):
-        if not any(worker.split_ms for worker in cell.used.workers):
+        if not any(worker.split_ms for worker in cell.workers):
             continue
-        for worker in cell.used.workers:
+        for worker in cell.workers:
             if told := worker.split_ms:
                 names.append(f"{name}: worker:{worker.index}")
                 values = (told.data, told.compute, told.exchange, told.wait, None)
                 for label, value in zip(lasted, values, strict=True):
                     lasted[label].append(value)
-        for ps in cell.done.ps:
+        for ps in cell.ps:
             if ps.apply_ms is not None:
                 names.append(f"{name}: ps:{ps.index}")
                 for label in lasted:
@@ -52,7 +52,7 @@ def staleness(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     counts: dict[str, dict[int, int]] = {}
     for name, cell in _tasks(cells):
         total: dict[int, int] = {}
-        for histogram in (cell.used.ps[0].staleness if cell.used.ps else {}).values():
+        for histogram in (cell.ps[0].staleness if cell.ps else {}).values():
             for staleness, count in histogram.items():
                 total[int(staleness)] = total.get(int(staleness), 0) + count
         if any(total):
@@ -101,7 +101,7 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
         "network": ("MB a second between the pair", {}),
     }
     for name, cell in _tasks(cells):
-        for task in cell.used.tasks:
+        for task in cell.tasks:
             label = f"{name}: {task.name}"
             if task.cpu_cores is not None:
                 kinds["cpu"][1][label] = task.cpu_cores
@@ -111,7 +111,7 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
                 if gpu.busy_percent is not None:
                     kinds["gpu"][1][f"{label}, gpu:{gpu.index}"] = gpu.busy_percent.mean
         seconds = trained_s(cell)
-        for pair in cell.used.pairs:
+        for pair in cell.pairs:
             if seconds:
                 moved = (pair.pushed_bytes + pair.pulled_bytes) / MB / seconds
                 kinds["network"][1][f"{name}: {pair.worker} and {pair.ps} ({pair.lane})"] = moved

@@ -71,7 +71,7 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
     found = {
         name: verdict(facts(result, runs[0]))
         for name, runs in families(cells).items()
-        if runs[0].done.workers  # a process alone has nobody to wait for
+        if runs[0].workers  # a process alone has nobody to wait for
     }
     alike: dict[str, list[str]] = {}
     for name, each in found.items():

@@ -31,7 +31,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """A run, from its first process to its last."""
 
     looks: list[Look] = []
-    seconds: float = 0.0
+    wall_s: float = 0.0
     cpu_s: dict[str, float] = {}  # of every task
     is_alone: bool = True  # nobody else's bytes are in it: the hosts were namespaces of its own
 
@@ -56,17 +56,13 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
         """Processor seconds of a task a second: at the end, for so long; over the whole run, if no two looks are in it.
 
         >>> looks = [Look(at_s=at, cores={"ps:0": at}, hosts=[]) for at in (1.0, 2.0, 3.0)]
-        >>> Watched(looks=looks, seconds=3.0, cpu_s={"ps:0": 3.0}).cores("ps:0", last_s=1.5)
+        >>> Watched(looks=looks, wall_s=3.0, cpu_s={"ps:0": 3.0}).cores("ps:0", last_s=1.5)
         2.5
         """
-        seen = [look.cores[task] for look in self.looks if look.at_s >= self.seconds - last_s and task in look.cores]
+        seen = [look.cores[task] for look in self.looks if look.at_s >= self.wall_s - last_s and task in look.cores]
         if len(seen) > 1:
             return sum(seen) / len(seen)
-        return self.cpu_s.get(task, 0.0) / self.seconds if self.seconds > 0 else 0.0
-
-    def busiest(self, task: str) -> float:
-        """The most cores that it used between two looks."""
-        return max((look.cores.get(task, 0.0) for look in self.looks), default=0.0)
+        return self.cpu_s.get(task, 0.0) / self.wall_s if self.wall_s > 0 else 0.0
 
 
 def net_of(text: str) -> Net:

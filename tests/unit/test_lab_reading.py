@@ -1,5 +1,6 @@
 """Results are found, read and told again: also old ones, cut ones, and never what is none."""
 
+import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import UsageError
-from paceline.lab import comparing, facts, reading, telling
+from paceline.lab import comparing, facts, flat, reading, telling
 from paceline.lab.limits import Limit, verdict
 from paceline.lab.watched import Watched
 
@@ -197,6 +198,40 @@ def test_what_failed_twice_is_told_once_and_what_ran_later_did_not_fail(tmp_path
     assert telling.sections(parts)[1].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
     gone = reading.read(write(tmp_path / "gone.jsonl", cell(), failed(FIRST, "later", table="Runs")))
     assert [each.cause for each in gone.failures] == ["later"], "a failure after a success is no less one"
+
+
+# --- cards and bytes --------------------------------------------------------------------------------------------------
+
+
+def used_cell() -> dict[str, object]:
+    spread = {"mean": 30.4, "peak": 41.0}
+    gpu = {"index": 1, "name": "GTX 1080", "power_w": spread, "power_limit_w": 180.0, "busy_percent": spread}
+    gpu |= {"fan_percent": None, "temperature_c": spread, "memory_mib": spread, "memory_total_mib": 8114}
+    net = {"outer_sent_bytes": 5, "outer_received_bytes": 6, "loopback_bytes": 7}
+    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 11, "pulled_bytes": 12}
+    task = {"name": "worker:0", "cpu_cores": 0.9, "memory_mb": 80.0, "peak_memory_mb": 90.0, "net": net, "gpus": [gpu]}
+    return cell(tasks=[task, {"name": "ps:0", "cpu_cores": 0.2}], pairs=[pair], seed=3)
+
+
+def test_what_cards_did_is_in_a_table(tmp_path: Path) -> None:
+    (_, section) = telling.sections(reading.read(write(tmp_path / "results.jsonl", used_cell(), cell("other"))))
+    shown = dict(zip(section.columns, section.lines[0], strict=True))
+    assert len(section.lines) == 1 and shown == {
+        "run": FIRST, "task": "worker:0", "GPU": "gpu:1", "fan %": "-", "°C": "30 / 41", "W": "30 / 41 (180)",
+        "MiB": "30 / 41 (8114)", "busy %": "30 / 41", "card": "GTX 1080",
+    }  # fmt: skip
+
+
+def test_tasks_cards_and_pairs_are_lines_of_the_spreadsheet(tmp_path: Path) -> None:
+    text = flat.as_csv(reading.read(write(tmp_path / "results.jsonl", used_cell())))
+    lines = {(row["kind"], row["task"]): row for row in csv.DictReader(text.splitlines())}
+    assert list(lines) == [("cell", ""), ("task", "worker:0"), ("card", "worker:0"), ("task", "ps:0"), ("pair", "")]
+    worker, card, pair = lines["task", "worker:0"], lines["card", "worker:0"], lines["pair", ""]
+    assert (worker["cpu_cores"], worker["peak_memory_mb"], worker["host loopback_bytes"]) == ("0.9", "90.0", "7")
+    assert (card["card index"], card["card name"], card["card power_w mean"]) == ("1", "GTX 1080", "30.4")
+    assert (card["card power_w peak"], card["card temperature_c peak"]) == ("41.0", "41.0")
+    assert (pair["worker"], pair["lane"], pair["pulled_bytes"]) == ("worker:0", "tcp", "12")
+    assert {(row["title"], row["seed"], row["cpu"]) for row in lines.values()} == {(FIRST, "3", "EPYC")}
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------

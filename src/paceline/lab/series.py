@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from paceline.lab import task_series
-from paceline.lab.cells import Worker
+from paceline.lab.cells import Worker, middle
 from paceline.lab.document_rows import ROWS, SINGLE_S
 from paceline.lab.drawables import MOST_LINES, Bars, Group, Line, Lines, Picture, name_of
 from paceline.lab.lines import Measured, Result, families, family
@@ -26,7 +26,7 @@ def pictures(result: Result) -> list[Picture]:
         cells = result.of(title)
         made += [*_epochs(title, cells), *_accuracy(title, cells), *_scaling(title, cells)]
         made += [*task_series.split(title, cells), *task_series.staleness(title, cells)]
-        made += task_series.used(title, cells)
+        made += [*task_series.used(title, cells), *task_series.over_time(title, cells)]
     return _told_apart([*made, *_ratios(result), *task_series.parts(result)])
 
 
@@ -61,24 +61,19 @@ def document_epochs() -> dict[str, float]:
 
 
 def _epoch_s(cell: Measured) -> float | None:
-    known = [worker.epoch_s for worker in cell.workers if worker.epoch_s is not None]
-    if known:
-        return sum(known) / len(known)
+    known = middle(worker.epoch_s for worker in cell.workers)
+    if known is not None:
+        return known
     try:
         return msgspec.json.decode(cell.told, type=_Epoch).epoch_s
     except msgspec.MsgspecError:
         return None
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
 def _epochs(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     """Only with a document's figure beside: alone, an epoch of a script of the lab is no measure of anything."""
     document = document_epochs()
-    times = {name: _mean(_epoch_s(cell) for cell in runs) for name, runs in families(cells).items()}
+    times = {name: middle(_epoch_s(cell) for cell in runs) for name, runs in families(cells).items()}
     names = tuple(name for name in times if times[name] is not None)
     if not any(name in document for name in names):
         return
@@ -169,7 +164,7 @@ def _scaling(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
     """Samples a second against workers, of runs whose commands differ in nothing else."""
     found: dict[tuple[str, ...], list[tuple[int, float, str]]] = {}
     for runs in families(cells).values():
-        speed = _mean(_samples_per_s(cell.workers) for cell in runs)
+        speed = middle(_samples_per_s(cell.workers) for cell in runs)
         if speed and not runs[0].slow:
             same = _without(runs[0].command, ("--workers", "--seed"))
             found.setdefault(same, []).append((len(runs[0].workers), speed, runs[0].title))

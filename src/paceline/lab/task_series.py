@@ -5,9 +5,12 @@ Called by lab/series. Pure. Must never draw a number that no line of the result 
 
 from collections.abc import Iterable, Sequence
 
-from paceline.lab.drawables import MOST_LINES, Bars, Group, name_of
-from paceline.lab.facts import parts_of, trained_s
+import msgspec
+
+from paceline.lab.drawables import MOST_LINES, Bars, Group, Line, Lines, name_of
+from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, WAIT, parts_of, trained_s
 from paceline.lab.lines import Measured, Result, families
+from paceline.lab.watched import Watched
 
 MB = 1e6
 RARE = 0.005  # of all pushes
@@ -22,16 +25,15 @@ def _tasks(cells: Sequence[Measured]) -> Iterable[tuple[str, Measured]]:
 def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     """Where a step goes, task by task: data, compute, push and pull, waiting; of a ps the applying of one update."""
     names: list[str] = []
-    lasted: dict[str, list[float | None]] = {
-        label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
-    }
+    lasted: dict[str, list[float | None]] = {label: [] for label in (DATA, COMPUTE, BOTH, EXCHANGE, WAIT, "apply")}
     for name, cell in _tasks(cells):
         if not any(worker.split_ms for worker in cell.workers):
             continue
         for worker in cell.workers:
             if told := worker.split_ms:
                 names.append(f"{name}: worker:{worker.index}")
-                values = (told.data, told.compute, told.exchange, told.wait, None)
+                compute = (None, told.compute) if told.data is None else (told.compute, None)
+                values = (told.data, *compute, told.exchange, told.wait, None)
                 for label, value in zip(lasted, values, strict=True):
                     lasted[label].append(value)
         for ps in cell.ps:
@@ -122,6 +124,37 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
                 name=name_of(table, kind), title=f"{titles[kind]}: {table}", unit=unit,
                 categories=tuple(values), groups=(Group(unit, tuple(values.values())),),
             )  # fmt: skip
+
+
+def over_time(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
+    """Of runs that were watched: the cores of every task, a picture a run; what went through the interfaces."""
+    bytes_of = []
+    for name, cell in _tasks(cells):
+        watched = _watched(cell)
+        tasks = dict.fromkeys(task for look in watched.looks for task in look.cores)
+        cores = [
+            (task, [(look.at_s, look.cores[task]) for look in watched.looks if task in look.cores]) for task in tasks
+        ]
+        if cores:
+            lines = tuple(Line(task, tuple(x for x, _ in seen), tuple(y for _, y in seen)) for task, seen in cores)
+            yield Lines(
+                name=name_of(f"{table} {name}", "cores"), title=f"Processor over time: {name}", x_label="seconds",
+                y_label="cores", lines=lines,
+            )  # fmt: skip
+        if any((rates := watched.mb_per_s())[1]):
+            bytes_of.append(Line(name, *rates))
+    for start in range(0, len(bytes_of), MOST_LINES):
+        yield Lines(
+            name=name_of(table, "interfaces"), title=f"All interfaces over time: {table}", x_label="seconds",
+            y_label="MB a second", lines=tuple(bytes_of[start : start + MOST_LINES]),
+        )  # fmt: skip
+
+
+def _watched(cell: Measured) -> Watched:
+    try:
+        return msgspec.json.decode(cell.told, type=Watched)
+    except msgspec.MsgspecError:
+        return Watched()  # a shape of the script's own
 
 
 def parts(result: Result) -> Iterable[Bars]:

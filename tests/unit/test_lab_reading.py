@@ -225,12 +225,18 @@ def test_what_cards_did_is_in_a_table(tmp_path: Path) -> None:
 def test_tasks_cards_and_pairs_are_lines_of_the_spreadsheet(tmp_path: Path) -> None:
     text = flat.as_csv(reading.read(write(tmp_path / "results.jsonl", used_cell())))
     lines = {(row["kind"], row["task"]): row for row in csv.DictReader(text.splitlines())}
-    assert list(lines) == [("cell", ""), ("task", "worker:0"), ("card", "worker:0"), ("task", "ps:0"), ("pair", "")]
-    worker, card, pair = lines["task", "worker:0"], lines["card", "worker:0"], lines["pair", ""]
+    assert list(lines) == [
+        ("cell", ""),
+        ("task", "worker:0"),
+        ("card", "worker:0"),
+        ("task", "ps:0"),
+        ("pair", "worker:0"),
+    ]
+    worker, card, pair = lines["task", "worker:0"], lines["card", "worker:0"], lines["pair", "worker:0"]
     assert (worker["cpu_cores"], worker["peak_memory_mb"], worker["host loopback_bytes"]) == ("0.9", "90.0", "7")
     assert (card["card index"], card["card name"], card["card power_w mean"]) == ("1", "GTX 1080", "30.4")
     assert (card["card power_w peak"], card["card temperature_c peak"]) == ("41.0", "41.0")
-    assert (pair["worker"], pair["lane"], pair["pulled_bytes"]) == ("worker:0", "tcp", "12")
+    assert (pair["other task"], pair["ps"], pair["lane"], pair["pulled_bytes"]) == ("ps:0", "", "tcp", "12")
     assert {(row["title"], row["seed"], row["cpu"]) for row in lines.values()} == {(FIRST, "3", "EPYC")}
 
 

@@ -74,7 +74,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         splits = [worker.split for worker in self.workers if not worker.slowed_times]
         if not splits or not all(split.is_known for split in splits):
             return None
-        compute, data = (sum(getattr(split, f"{part}_ms") or 0.0 for split in splits) for part in (COMPUTE, DATA))
+        compute = sum(split.compute_ms or 0.0 for split in splits)
+        data = sum(split.data_ms or 0.0 for split in splits)
         is_apart = all(split.data_ms is not None for split in splits)
         parts = {
             **({COMPUTE: compute, DATA: data} if is_apart else {BOTH: compute + data}),

@@ -88,7 +88,8 @@ def _used(cell: Measured) -> Iterable[Flat]:
         for gpu in task.gpus:
             yield {**_named("card", cell), "task": task.name, **_card(gpu)}
     for pair in cell.pairs:
-        yield {**_named("pair", cell), **msgspec.structs.asdict(pair)}
+        own = {name: value for name, value in msgspec.structs.asdict(pair).items() if name not in ("worker", "ps")}
+        yield {**_named("pair", cell), "task": pair.worker, "other task": pair.ps, **own}
 
 
 def _task(task: TaskUse) -> Flat:

@@ -138,7 +138,7 @@ def over_time(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
         if cores:
             lines = tuple(Line(task, tuple(x for x, _ in seen), tuple(y for _, y in seen)) for task, seen in cores)
             yield Lines(
-                name=name_of(f"{table} {name}", "cores"), title=f"Processor over time: {name}", x_label="seconds",
+                name=name_of(name, "cores"), title=f"Processor over time: {name}", x_label="seconds",
                 y_label="cores", lines=lines,
             )  # fmt: skip
         if any((rates := watched.mb_per_s())[1]):

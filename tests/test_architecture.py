@@ -97,6 +97,7 @@ PURE = [
     "lab/carrier_matrix.py",
     "lab/peers.py",
     "lab/lines.py",
+    "lab/older.py",
     "lab/facts.py",
     "lab/limits.py",
     "lab/telling.py",

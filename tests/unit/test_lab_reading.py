@@ -179,6 +179,17 @@ def test_groups_of_rows_do_not_overwrite_each_other(tmp_path: Path) -> None:
     assert new.noise == pytest.approx(0.01), "what the row says of itself counts, not its title"
 
 
+def test_a_run_that_was_interrupted_in_a_repetition_is_read(tmp_path: Path) -> None:
+    names = [("alone", None), ("mine", 0), ("alone", None), ("alone", None), ("mine", 0)]
+    lines = [
+        {"kind": "segment", "repetition": n // 3, "at": n % 3, "scenario": scenario, "row": index, "us": [100.0]}
+        for n, (scenario, index) in enumerate(names)
+    ]
+    assert len(reading.read(write(tmp_path / "results.jsonl", *lines)).segments) == 5
+    told = reading.read(write(tmp_path / "old.jsonl", *lines, row("mine", 1.0))).rows
+    assert [(each.scenario, each.beside) for each in told] == [("mine", "alone")]
+
+
 def test_what_failed_twice_is_told_once_and_what_ran_later_did_not_fail(tmp_path: Path) -> None:
     def failed(scenario: str, cause: str, **more: object) -> dict[str, object]:
         return {"kind": "failed", "scenario": scenario, "cause": cause, **more}

@@ -1,6 +1,6 @@
 """WHERE is a result, and what is in it? A folder, a file or a matrix name becomes a Result.
 
-Called by the verbs `lab show`, `lab compare` and `lab report`, and by lab/report. Must never change a file, nor take
+Called by the verbs `lab show`, `lab compare` and `lab report`, by lab/report and lab/flat. Must never change a file, nor take
 for a result what is none: it says in a sentence what is wrong with it.
 """
 
@@ -14,21 +14,8 @@ import msgspec
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
-from paceline.lab import scenario
-from paceline.lab.lines import (
-    AGAIN,
-    NAME,
-    Failure,
-    Kind,
-    Line,
-    Measured,
-    Origin,
-    Others,
-    Result,
-    Said,
-    Segment,
-    Ticked,
-)
+from paceline.lab import older
+from paceline.lab.lines import NAME, Failure, Kind, Line, Measured, Origin, Others, Result, Said, Segment, Ticked
 from paceline.lab.starting import slug
 from paceline.telemetry.read import records, tick_of
 
@@ -146,7 +133,7 @@ def read(path: Path) -> Result:
         origins=[_shaped(path, number, line, Origin) for _, number, line in _of(kinds, "provenance")],
         cells=_last(cells, lambda cell: (cell.table, cell.title)),
         said=_said(path, kinds),
-        rows=_named(rows, segments),
+        rows=older.named(rows, segments),
         segments=segments,
         failures=_failures(path, kinds),
         others=[_shaped(path, number, line, Others).cores for _, number, line in _of(kinds, "others")],
@@ -284,29 +271,3 @@ def _near(path: Path, kinds: Iterable[tuple[str, int, bytes]]) -> _Subject | Non
     """The first cell of these."""
     found = next(((number, line) for kind, number, line in kinds if kind == "cell"), None)
     return None if found is None else _shaped(path, *found, _Subject)
-
-
-def _named(rows: list[Line], segments: list[Segment]) -> list[Line]:
-    """The rows of an older file, whose lines have only titles, with the names of what they compared: segments have."""
-    if all(row.scenario for row in rows):
-        return rows
-    rows = [msgspec.structs.replace(row, is_noise=row.title.startswith(AGAIN)) for row in rows]
-    by_repetition: dict[tuple[int, int], list[Segment]] = {}
-    for segment in segments:
-        by_repetition.setdefault((segment.group, segment.repetition), []).append(segment)
-    names: dict[int, tuple[str, str]] = {}
-    for run in by_repetition.values():
-        ordered = sorted(run, key=lambda each: each.at)
-        if ordered[-1].row is not None:
-            continue  # it did not come to its end
-        plan = [scenario.Segment(each.scenario, each.row) for each in ordered]
-        for pair in scenario.pairs(plan, [max(each.us) if each.us else None for each in ordered]):
-            at = next(number for number, each in enumerate(ordered) if each.row == pair.row)
-            names[pair.row] = (ordered[at].scenario, ordered[at - 1].scenario)
-    if len(names) != len(rows):
-        return rows  # several runs in one file: who is who cannot be told
-    of_row = [names[index] for index in sorted(names)]
-    return [
-        msgspec.structs.replace(row, scenario=mine, beside=beside)
-        for row, (mine, beside) in zip(rows, of_row, strict=True)
-    ]

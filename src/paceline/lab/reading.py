@@ -1,7 +1,7 @@
 """WHERE is a result, and what is in it? A folder, a file or a matrix name becomes a Result.
 
-Called by the verbs `lab show`, `lab compare` and `lab report`, by lab/report and lab/flat. Must never change a file, nor take
-for a result what is none: it says in a sentence what is wrong with it.
+Called by the verbs `lab show`, `lab compare` and `lab report`, by lab/report and lab/flat. Must never change a file,
+nor take for a result what is none: it says in a sentence what is wrong with it.
 """
 
 import re

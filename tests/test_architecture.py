@@ -97,7 +97,7 @@ PURE = [
     "lab/carrier_matrix.py",
     "lab/peers.py",
     "lab/lines.py",
-    "lab/known.py",
+    "lab/older.py",
     "lab/facts.py",
     "lab/limits.py",
     "lab/telling.py",

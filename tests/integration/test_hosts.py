@@ -29,7 +29,7 @@ def test_two_hosts_reach_each_other_and_nothing_of_them_is_left() -> None:
         send = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x' * 1000, ('10.77.0.2', 9))"
         assert output_of([*first.enter, sys.executable, "-c", send]) is not None
         after = net_of(paths[1].read_text())
-        assert after.received - before.received >= 1000 and after.loopback == 0
+        assert after.since(before).outer_received_bytes >= 1000 and after.loopback_bytes == 0
     assert not Path(f"/proc/{first.pid}").exists() and not Path(f"/proc/{second.pid}").exists()
 
 

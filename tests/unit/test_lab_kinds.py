@@ -17,10 +17,11 @@ from paceline.lab.learned import Point as LearnedPoint
 from paceline.lab.processes import Failed
 from paceline.lab.pushes import Pushed, Pushes, growth
 from paceline.lab.scenario import Kind, only
-from paceline.lab.watched import Look, Net, Watched, net_of
+from paceline.lab.watched import Look, Watched, net_of
 from paceline.lab.whole_runs import check_cards, check_memory, command_of
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
+from paceline.telemetry.usage import Net
 
 KINDS = ("seeds", "watch", "cards", "towers", "scale")
 
@@ -181,14 +182,18 @@ def test_watch_is_everything_with_everything_and_quick_one_thing_at_a_time() -> 
     assert found(whole, "transformer, data large, model large, ps apart").program[-1] == "--larger"
 
 
+def net(loopback: int, received: int = 0, sent: int = 0) -> Net:
+    return Net(loopback_bytes=loopback, outer_received_bytes=received, outer_sent_bytes=sent)
+
+
 def test_loopback_and_outer_interface_are_told_apart() -> None:
     head = "Inter-| Receive\n face |bytes\n"
     text = f"{head}  lo: 500 1 0 0 0 0 0 0 500 1\n outer: 30 1 0 0 0 0 0 0 70 1 0\n"
-    assert net_of(text) == Net(500, 30, 70)
-    looks = [Look(at_s=0.0, cores={}, hosts=[Net(10, 1, 2), Net()]), Look(at_s=2.0, cores={"ps:0": 0.5}, hosts=[
-        Net(510, 31, 72), Net(0, 70, 30)])]  # fmt: skip
-    seen = Watched(looks=looks, seconds=2.0, cpu_s={"ps:0": 1.0})
-    assert (seen.loopback_bytes, seen.outer_bytes, seen.cores("ps:0"), seen.busiest("ps:0")) == (500, 100, 0.5, 0.5)
+    assert net_of(text) == net(500, 30, 70)
+    looks = [Look(at_s=0.0, cores={}, hosts=[net(10, 1, 2), Net()]), Look(at_s=2.0, cores={"ps:0": 0.5}, hosts=[
+        net(510, 31, 72), net(0, 70, 30)])]  # fmt: skip
+    seen = Watched(looks=looks, wall_s=2.0, cpu_s={"ps:0": 1.0})
+    assert (seen.loopback_bytes, seen.outer_bytes, seen.cores("ps:0")) == (500, 100, 0.5)
 
 
 def test_claims_of_document_003_are_held_against_ratios() -> None:
@@ -196,8 +201,8 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
     ended = []
     for cell in table.cells:
         heavy = 2.0 if cell.labels[2] == "large" else 1.0
-        looks = [Look(at_s=0.0, cores={}, hosts=[Net()]), Look(at_s=10.0, cores={}, hosts=[Net(int(heavy * 1e6))])]
-        value = Watched(looks=looks, seconds=10.0, cpu_s={"worker:0": 5.0 * heavy, "worker:1": 5.0})
+        looks = [Look(at_s=0.0, cores={}, hosts=[Net()]), Look(at_s=10.0, cores={}, hosts=[net(int(heavy * 1e6))])]
+        value = Watched(looks=looks, wall_s=10.0, cpu_s={"worker:0": 5.0 * heavy, "worker:1": 5.0})
         workers = [Worker(index=n, step_ms=StepMs(2.0, 3.0), samples_per_s=100.0) for n in (0, 1)]
         ended.append((cell, told(value, *workers)))
     lines = {(line[0], line[1]): line for line in watch.verdict_lines(ended)}

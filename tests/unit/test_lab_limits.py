@@ -3,13 +3,13 @@
 import pytest
 
 from paceline.lab import limits
-from paceline.lab.known import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab.facts import Facts, PsFacts, Split, WorkerFacts
 from paceline.lab.limits import Limit, verdict
 
 CALM = PsFacts(name="ps:0", busy_share=0.05, cores=0.12)
 
 
-def worker(index: int = 0, wait_share: float = 0.0, slowed: float | None = None, **ms: float) -> WorkerFacts:
+def worker(index: int = 0, wait_share: float = 0.0, slowed: float | None = None, **ms: float | None) -> WorkerFacts:
     parts = {"data_ms": 0.0, "compute_ms": 0.0, "exchange_ms": 0.0, "wait_ms": 0.0} | ms
     name = f"worker:{index}"
     return WorkerFacts(name=name, wait_share=wait_share, cores=0.9, split=Split(**parts), slowed_times=slowed)
@@ -51,6 +51,16 @@ def test_a_step_that_reads_data_is_limited_by_its_feeder() -> None:
     assert told.limit is Limit.FEEDER and "40 % of a step is data" in str(told)
 
 
+def test_where_data_is_in_compute_it_says_so_and_no_feeder_is_blamed() -> None:
+    both = worker(compute_ms=8.0, data_ms=None, exchange_ms=1.0, wait_ms=1.0)
+    told = verdict(Facts(workers=(both,), ps=(CALM,)))
+    assert told.limit is Limit.COMPUTE and "80 % of a step is compute (with data), 10 % push and pull" in str(told)
+    told = verdict(Facts(workers=(both, worker(1, compute_ms=1.0, data_ms=9.0)), ps=(CALM,)))
+    assert told.limit is Limit.COMPUTE and "90 % of a step is compute (with data)" in str(told), "of one nobody knows"
+    told = verdict(Facts(workers=(worker(compute_ms=4.0, data_ms=None, exchange_ms=6.0),), ps=(CALM,)))
+    assert told.limit is Limit.EXCHANGE and "40 % compute (with data)" in str(told)
+
+
 def test_push_and_pull_limit_when_ps_and_link_have_room() -> None:
     told = verdict(Facts(workers=(worker(compute_ms=4.0, data_ms=1.0, exchange_ms=5.0),), ps=(CALM,)))
     assert told.limit is Limit.EXCHANGE and "larger batches" in str(told)
@@ -59,7 +69,7 @@ def test_push_and_pull_limit_when_ps_and_link_have_room() -> None:
 def test_who_waits_for_a_slow_worker_is_limited_by_it() -> None:
     fast = worker(0, wait_share=0.75, compute_ms=1.0, wait_ms=3.0)
     slow = worker(1, compute_ms=4.0, slowed=4.0)
-    told = verdict(Facts(workers=(fast, slow), ps=(CALM,), mode="sync"))
+    told = verdict(Facts(workers=(fast, slow), ps=(CALM,)))
     assert told.limit is Limit.SLOWEST
     assert "worker:1 needs 4.0 times as long" in str(told) and "--slow asks for 4 times" in str(told)
 
@@ -73,7 +83,7 @@ def test_a_slow_worker_that_nobody_waits_for_limits_nobody() -> None:
 
 def test_equal_workers_that_wait_are_limited_by_their_rounds() -> None:
     waiting = [WorkerFacts(name=f"worker:{n}", step_ms=2.0, wait_share=0.3) for n in range(2)]
-    told = verdict(Facts(workers=tuple(waiting), ps=(CALM,), mode="sync"))
+    told = verdict(Facts(workers=tuple(waiting), ps=(CALM,)))
     assert told.limit is Limit.ROUNDS and "30 % of their time" in str(told)
 
 

@@ -1,16 +1,19 @@
 """Results are found, read and told again: also old ones, cut ones, and never what is none."""
 
+import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import UsageError
-from paceline.lab import comparing, facts, reading, telling
+from paceline.lab import comparing, facts, flat, reading, telling
 from paceline.lab.limits import Limit, verdict
+from paceline.lab.watched import Watched
 
 COMMITTED = sorted(Path(__file__).parents[2].glob("docs/results/*.jsonl"))
 ORIGIN = {
@@ -137,6 +140,152 @@ def test_utilisation_in_a_line_becomes_facts(tmp_path: Path) -> None:
     assert known.ps[0].busy_share == pytest.approx(0.1)
     assert known.link_share == pytest.approx(0.2), "680 MB in a second, of what loopback carries"
     assert verdict(known).limit is Limit.COMPUTE
+
+
+# --- what went on, what was tried again -------------------------------------------------------------------------------
+
+
+def logged(run: Path, accuracy: float) -> None:
+    """What a run leaves from which its curve is read."""
+    (run / "telemetry").mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
+    tick = {"t": 1.0, "kind": "tick", "task": "worker:0", "global_step": 5, "metrics": {"accuracy": accuracy}}
+    (run / "telemetry" / "worker-0.jsonl").write_text(json.dumps(tick) + "\n")
+
+
+def test_a_curve_is_that_of_the_run_which_the_line_names(tmp_path: Path) -> None:
+    for name, accuracy in (("2-workers", 0.1), ("2-workers-2", 0.9), ("2-workers-3", 0.5)):
+        logged(tmp_path / name, accuracy)
+    lines = [cell(run="2-workers-2"), cell("2: workers", run="2-workers-3"), cell("2-workers"), cell("x", run="gone")]
+    found = reading.read(write(tmp_path / "results.jsonl", *lines)).cells
+    assert [[tick.accuracy for tick in each.ticks] for each in found] == [[0.9], [0.5], [0.1], []]
+
+
+def test_groups_of_rows_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    titles = ("A/A: x", "mine")
+    lines = []
+    for group, mine in enumerate(titles):
+        for at, (scenario, index) in enumerate([("alone", None), (f"{mine}, run", group), ("alone", None)]):
+            segment = {"kind": "segment", "repetition": 0, "at": at, "scenario": scenario, "row": index, "us": [100.0]}
+            lines.append({**segment, "group": group})
+    old = reading.read(write(tmp_path / "results.jsonl", *lines, *(row(title, 1.5) for title in titles)))
+    assert len(old.segments) == 6
+    assert [(each.scenario, each.beside) for each in old.rows] == [
+        ("A/A: x, run", "alone"), ("mine, run", "alone"),
+    ]  # fmt: skip
+    named = {**row("the same again", 1.0), "scenario": "again", "beside": "alone", "is_noise": True}
+    new = reading.read(write(tmp_path / "new.jsonl", *lines, named))
+    assert new.rows[0].is_noise and (new.rows[0].scenario, new.rows[0].beside) == ("again", "alone")
+    assert new.noise == pytest.approx(0.01), "what the row says of itself counts, not its title"
+
+
+def test_a_run_that_was_interrupted_in_a_repetition_is_read(tmp_path: Path) -> None:
+    names = [("alone", None), ("mine", 0), ("alone", None), ("alone", None), ("mine", 0)]
+    lines = [
+        {"kind": "segment", "repetition": n // 3, "at": n % 3, "scenario": scenario, "row": index, "us": [100.0]}
+        for n, (scenario, index) in enumerate(names)
+    ]
+    assert len(reading.read(write(tmp_path / "results.jsonl", *lines)).segments) == 5
+    told = reading.read(write(tmp_path / "old.jsonl", *lines, row("mine", 1.0))).rows
+    assert [(each.scenario, each.beside) for each in told] == [("mine", "alone")]
+
+
+def test_what_failed_twice_is_told_once_and_what_ran_later_did_not_fail(tmp_path: Path) -> None:
+    def failed(scenario: str, cause: str, **more: object) -> dict[str, object]:
+        return {"kind": "failed", "scenario": scenario, "cause": cause, **more}
+
+    def said(value: str) -> dict[str, object]:
+        return {"kind": "verdicts", "table": "Together", "lines": [{"what": value, "remark": ""}]}
+
+    ran = {"kind": "segment", "repetition": 1, "at": 0, "scenario": "ray", "row": 0, "us": [100.0]}
+    before = [cell(), failed("3 workers", "first", table="Runs"), failed("ray", "it fell", table=""), said("2 runs")]
+    after = [failed("3 workers", "then", table="Runs"), ran, said("3 runs")]
+    result = reading.read(write(tmp_path / "results.jsonl", *before, *after))
+    assert [(each.scenario, each.cause, each.table) for each in result.failures] == [("3 workers", "then", "Runs")]
+    told = telling.sections(result)
+    assert [section.title for section in told] == ["Runs", "Together"]
+    assert told[1].lines == [("3 runs", "")], "what was said before the run went on is of fewer runs"
+    parts = reading.read(write(tmp_path / "two.jsonl", *before, {**ORIGIN}, *after))
+    assert telling.sections(parts)[1].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
+    gone = reading.read(write(tmp_path / "gone.jsonl", cell(), failed(FIRST, "later", table="Runs")))
+    assert [each.cause for each in gone.failures] == ["later"], "a failure after a success is no less one"
+
+
+# --- cards and bytes --------------------------------------------------------------------------------------------------
+
+
+def used_cell() -> dict[str, object]:
+    spread = {"mean": 30.4, "peak": 41.0}
+    gpu = {"index": 1, "name": "GTX 1080", "power_w": spread, "power_limit_w": 180.0, "busy_percent": spread}
+    gpu |= {"fan_percent": None, "temperature_c": spread, "memory_mib": spread, "memory_total_mib": 8114}
+    net = {"outer_sent_bytes": 5, "outer_received_bytes": 6, "loopback_bytes": 7}
+    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 11, "pulled_bytes": 12}
+    task = {"name": "worker:0", "cpu_cores": 0.9, "memory_mb": 80.0, "peak_memory_mb": 90.0, "net": net, "gpus": [gpu]}
+    return cell(tasks=[task, {"name": "ps:0", "cpu_cores": 0.2}], pairs=[pair], seed=3)
+
+
+def test_what_cards_did_is_in_a_table(tmp_path: Path) -> None:
+    (_, section) = telling.sections(reading.read(write(tmp_path / "results.jsonl", used_cell(), cell("other"))))
+    shown = dict(zip(section.columns, section.lines[0], strict=True))
+    assert len(section.lines) == 1 and shown == {
+        "run": FIRST, "task": "worker:0", "GPU": "gpu:1", "fan %": "-", "°C": "30 / 41", "W": "30 / 41 (180)",
+        "MiB": "30 / 41 (8114)", "busy %": "30 / 41", "card": "GTX 1080",
+    }  # fmt: skip
+
+
+def test_tasks_cards_and_pairs_are_lines_of_the_spreadsheet(tmp_path: Path) -> None:
+    text = flat.as_csv(reading.read(write(tmp_path / "results.jsonl", used_cell())))
+    lines = {(row["kind"], row["task"]): row for row in csv.DictReader(text.splitlines())}
+    assert list(lines) == [
+        ("cell", ""),
+        ("task", "worker:0"),
+        ("card", "worker:0"),
+        ("task", "ps:0"),
+        ("pair", "worker:0"),
+    ]
+    worker, card, pair = lines["task", "worker:0"], lines["card", "worker:0"], lines["pair", "worker:0"]
+    assert (worker["cpu_cores"], worker["peak_memory_mb"], worker["host loopback_bytes"]) == ("0.9", "90.0", "7")
+    assert (card["card index"], card["card name"], card["card power_w mean"]) == ("1", "GTX 1080", "30.4")
+    assert (card["card power_w peak"], card["card temperature_c peak"]) == ("41.0", "41.0")
+    assert (pair["other task"], pair["ps"], pair["lane"], pair["pulled_bytes"]) == ("ps:0", "", "tcp", "12")
+    assert {(row["title"], row["seed"], row["cpu"]) for row in lines.values()} == {(FIRST, "3", "EPYC")}
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def busy_cell(told: object, data: float | None = 0.1, **more: object) -> dict[str, object]:
+    split = {"data": data, "compute": 0.8, "exchange": 0.1, "wait": 0.0}
+    worker = {"index": 0, "steps": 1000, "step_ms": {"median": 1.0, "p95": 2.0}, "waited_s": 0.5, "split_ms": split}
+    ps = [{"index": 0, "updates": 1000, "apply_ms": 0.1}]
+    return cell(workers=[worker], ps=ps, told=told, wall_s=5.0, **more)
+
+
+def test_a_watched_run_is_not_taken_to_have_trained_from_its_first_process_on(tmp_path: Path) -> None:
+    told = msgspec.to_builtins(Watched(wall_s=5.0, cpu_s={"ps:0": 1.0}))
+    result = reading.read(write(tmp_path / "results.jsonl", busy_cell(told)))
+    known = facts.facts(result, result.cells[0])
+    assert known.ps[0].busy_share == pytest.approx(0.1), "of the second in which it trained, not of five"
+    assert known.workers[0].step_ms == 1.0 and known.workers[0].wait_share == pytest.approx(0.5)
+    assert known.start_share is None, "nobody told how long it trained"
+
+
+def test_a_script_that_prepares_no_loader_has_its_data_in_compute(tmp_path: Path) -> None:
+    result = reading.read(write(tmp_path / "results.jsonl", busy_cell({}, data=None)))
+    told = str(verdict(facts.facts(result, result.cells[0])))
+    assert told.startswith("Worker compute limits: 89 % of a step is compute (with data)"), told
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings"),
+    [("raw socket", {"carrier_bytes": 40_000_000}), ("40 MB there and back, socket", {"carrier_bytes": 5})],
+)
+def test_what_a_socket_carries_is_known_from_both_matrices_that_measure_it(
+    scenario: str, settings: dict[str, int], tmp_path: Path
+) -> None:
+    segment = {"kind": "segment", "repetition": 0, "at": 0, "scenario": scenario, "us": [80_000.0]}
+    result = reading.read(write(tmp_path / "results.jsonl", segment, settings=settings))
+    assert facts.socket_speed(result) == pytest.approx(1e9)
 
 
 # --- two of them ------------------------------------------------------------------------------------------------------

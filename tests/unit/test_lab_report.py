@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.lab import plots, reading, report, series
+from paceline.lab.cells import Worker
 from paceline.lab.drawables import Bars, Group, Line, Lines
+from paceline.lab.lines import Measured, Result
+from paceline.lab.watched import Look, Watched
+from paceline.telemetry.records import SplitMs
+from paceline.telemetry.usage import Net
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NASTY = "<script>alert('x')</script> & $x_1$"
@@ -103,7 +109,7 @@ def test_without_matplotlib_the_tables_are_there_and_it_is_said(
     monkeypatch.setattr(builtins, "__import__", without)
     nasty_run(tmp_path / "run")
     seen = checked(report.write(tmp_path / "run"))
-    assert "pip install 'paceline[lab]'" in seen.text and seen.tags["table"] == 1 and "svg" not in seen.tags
+    assert "pip install 'paceline[lab]'" in seen.text and seen.tags["table"] == 2 and "svg" not in seen.tags
 
 
 def test_a_run_without_a_result_gets_a_sentence(tmp_path: Path) -> None:
@@ -120,6 +126,33 @@ def test_the_verb_writes_beside_the_run_or_where_it_is_told(tmp_path: Path) -> N
     path.write_bytes((RESULTS / "soak-20261115.jsonl").read_bytes())
     told = CliRunner().invoke(app, ["lab", "report", str(path)])
     assert Path(told.output.strip()) == path.parent / "report.html"
+
+
+def test_no_two_pictures_have_one_name() -> None:
+    tables = ["x" * 70 + "a", "x" * 70 + "b", "y z", "y+z"]
+    split = SplitMs(0.1, 0.8, 0.1, 0.0)
+    cells = [
+        Measured(table=table, title="t", command=(), line={}, workers=[Worker(index=0, split_ms=split)])
+        for table in tables
+    ]
+    names = [picture.name for picture in series.pictures(Result(path=Path("x"), origins=[], cells=cells))]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_watched_run_is_drawn_over_time() -> None:
+    looks = [
+        Look(at_s=at, cores={"ps:0": 0.1, "worker:0": at}, hosts=[Net(loopback_bytes=int(2e6 * at))])
+        for at in (0.0, 0.5, 1.0)
+    ]
+    told = msgspec.Raw(msgspec.json.encode(Watched(looks=looks, wall_s=1.0)))
+    cells = [Measured(table="t", title=name, command=(), line={}, told=told) for name in ("a", "b")]
+    first, second, both = series.pictures(Result(path=Path("x"), origins=[], cells=cells))
+    assert isinstance(first, Lines) and first.title == "Processor over time: a" and first.name != second.name
+    assert first.lines == (Line("ps:0", (0.0, 0.5, 1.0), (0.1, 0.1, 0.1)), Line("worker:0", *[(0.0, 0.5, 1.0)] * 2))
+    assert isinstance(both, Lines) and both.lines == (
+        Line("a", (0.5, 1.0), (2.0, 2.0)),
+        Line("b", (0.5, 1.0), (2.0, 2.0)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import estimate, flat
+from paceline.lab import estimate, flat, reading, telling
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
 from paceline.lab.kept import Kept, earlier, unfinished
+from paceline.lab.processes import Times
 from paceline.lab.progress import Progress
 from paceline.lab.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
-from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment
 
 LAB = [sys.executable, "-m", "paceline", "lab", "run"]
 SCRIPT = """
@@ -91,6 +92,10 @@ def test_finished_runs_are_skipped_and_failed_ones_tried_again(
     ], printed  # fmt: skip
     assert (folder / "burns").exists() and (folder / "burns-2").exists(), "the first one's logs stay"
     assert unfinished(earlier(tmp_path / "out", "small"), provenance_of(matrix, 2.0)) == (None, "")
+    said = reading.read(folder / "results.jsonl")
+    assert [each.run for each in said.cells] == ["a", "b", "burns-2"], "a line names the folder that its run left"
+    assert failed["table"] == "Words" and not said.failures
+    assert [line for section in telling.sections(said)[1:] for line in section.lines] == [("3", "")]
     rows = list(csv.DictReader(flat.write(folder).read_text().splitlines()))
     assert [(row["kind"], row["title"]) for row in rows if row["kind"] != "verdicts"] == [
         ("cell", "a"), ("cell", "b"), ("cell", "burns"),
@@ -181,10 +186,24 @@ def test_finished_repetitions_are_kept(
     assert segments == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert [each["reps"] for each in lines_of(folder) if each["kind"] == "row"] == [2, 3]
     assert set(Kept(folder / "results.jsonl").segment_us()) == {"copy", "again"}
+    (row,) = reading.read(folder / "results.jsonl").rows
+    assert (row.reps, row.scenario, row.beside, row.is_noise) == (3, "again", "copy", True)
     capsys.readouterr()
     assert measured(rows(3), folder, Kept(folder / "results.jsonl")) == EXIT_OK
     printed = capsys.readouterr().out
     assert "A/A" in printed and "Idle" not in printed, "all were there: nothing was started"
+
+
+def test_a_scenario_that_ran_after_it_failed_has_not_failed(tmp_path: Path) -> None:
+    results = ResultFile(tmp_path / "small-1")
+    results.begin(provenance_of(rows(1), 0.0))
+    for name in ("copy", "again", "a run"):
+        results.failed(name, "it fell", table="Words" if name == "a run" else "")
+    results.segment(0, 0, Segment("copy"), Times(us=[1.0]))
+    results.segment(0, 1, Segment("again", 0), None)
+    results.close()
+    assert Kept(results.path).failures == {"again": "it fell"}, "of scenarios; the runs are another matter"
+    assert [each.scenario for each in reading.read(results.path).failures] == ["again", "a run"]
 
 
 # --- before it begins ---------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from paceline.launchers.slowing import Pace
 from paceline.launchers.supervisor import End
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import Tick
-from paceline.telemetry.sampler import Sample, Sampler, Utilisation
+from paceline.telemetry.sampler import Sampler, Utilisation
 from paceline.telemetry.sink import append
+from paceline.telemetry.usage import Look
 
 WORKER = Task("worker", 1)
 
@@ -58,7 +59,7 @@ def test_what_a_task_used() -> None:
     sampler = Sampler()
     sampler.begin(WORKER, 100.0)
     cores = [
-        sampler.note(WORKER, Sample(at_s=at_s, cpu_s=cpu_s, rss_bytes=rss))
+        sampler.note(WORKER, Look(at_s=at_s, cpu_s=cpu_s, rss_bytes=rss))
         for at_s, cpu_s, rss in ((101.0, 0.5, 10), (102.0, 2.0, 30), (103.0, 1.9, 20), (103.05, 2.0, 20))
     ]
     assert cores == pytest.approx([0.5, 1.5, 0.0, 0.0]), "a child that ended takes its time along"
@@ -70,7 +71,7 @@ def test_what_a_task_used() -> None:
 def test_a_look_too_soon_makes_no_maximum() -> None:
     sampler = Sampler()
     sampler.begin(WORKER, 100.0)
-    sampler.note(WORKER, Sample(at_s=100.001, cpu_s=0.1, rss_bytes=0))
+    sampler.note(WORKER, Look(at_s=100.001, cpu_s=0.1, rss_bytes=0))
     sampler.end(WORKER, 0.2, 101.0)
     assert sampler.utilisation(WORKER).cores_max == 0.2
 

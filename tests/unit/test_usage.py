@@ -14,7 +14,7 @@ from paceline.lab.carrier_matrix import carried_line
 from paceline.lab.cells import Cell, Finished
 from paceline.telemetry import cards, meter, summary
 from paceline.telemetry.records import PairBytes, PsReport, WorkerReport
-from paceline.telemetry.sampler import Sample, Sampler
+from paceline.telemetry.sampler import Sampler
 from paceline.telemetry.usage import Card, GpuUse, Look, Net, Spread, TaskUse, Usage
 
 BUSY = Card(
@@ -78,10 +78,13 @@ def test_time_that_a_child_took_along_is_not_negative() -> None:
 def test_a_real_look_at_this_process() -> None:
     mine = meter.Meter("worker:0")
     mine.look()
-    held = bytearray(os.urandom(1 << 10)) * (30 << 10)  # 30 MiB, all of them there
+    before_bytes, peak_bytes = mine.rss_bytes, meter.peak_rss_bytes()
+    held = bytearray(os.urandom(1 << 10)) * (64 << 10)  # 64 MiB, all of them there
     used = mine.use(telemetry_s=0.0)
+    assert mine.rss_bytes > before_bytes + len(held) / 2, "the second look sees what has come since the first"
     assert used is not None and used.cpu_cores is not None and used.cpu_cores >= 0
-    assert used.peak_memory_mb is not None and used.peak_memory_mb > len(held) / 1e6
+    assert used.peak_memory_mb is not None and used.peak_memory_mb >= round(mine.rss_bytes / 1e6, 1)
+    assert peak_bytes is not None and used.peak_memory_mb >= round(peak_bytes / 1e6, 1), "the system's own is in it"
     assert used.memory_mb is not None and used.memory_mb <= used.peak_memory_mb and used.gpus == []
     assert mine.told()["rss_bytes"] == mine.rss_bytes > 0
 
@@ -169,6 +172,6 @@ def test_a_plain_task_has_the_same_shape() -> None:
     sampler, task = Sampler(), Task("ps", 0)
     sampler.begin(task, 100.0)
     for at_s, rss in ((101.0, 10_000_000), (102.0, 30_000_000)):
-        sampler.note(task, Sample(at_s=at_s, cpu_s=0.5, rss_bytes=rss))
+        sampler.note(task, Look(at_s=at_s, cpu_s=0.5, rss_bytes=rss))
     assert sampler.use(task) == TaskUse(name="ps:0", cpu_cores=0.25, memory_mb=20.0, peak_memory_mb=30.0)
     assert sampler.use(Task("ps", 1)) == TaskUse(name="ps:1", cpu_cores=0.0)

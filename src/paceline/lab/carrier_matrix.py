@@ -14,7 +14,8 @@ from paceline.telemetry.usage import TaskUse
 SINGLE = "single process"
 AGAIN = "single process again"
 LANES = ("shm", "tcp", "grpc")
-SIZES = {"318 kB": 318_040, "40 MB": 40_000_000}  # MNIST's 784-100-10, and a model of ten million
+LARGE = "40 MB"
+SIZES = {"318 kB": 318_040, LARGE: 40_000_000}  # MNIST's 784-100-10, and a model of ten million
 MNIST = "paceline.launchers.demos.mnist"
 ASYNC = Settings(run_id="", save_every="none")
 SYNC = Settings(run_id="", mode="sync")
@@ -41,6 +42,9 @@ def trains(lane: str) -> str:
 
 def carries(size: str, what: str) -> str:
     return f"{size} there and back, {what}"
+
+
+SOCKET, SOCKET_BYTES = carries(LARGE, "socket"), SIZES[LARGE]  # what loopback can carry
 
 
 def _on(settings: Settings, lane: str) -> Settings:

@@ -3,7 +3,7 @@
 Used by the matrices, carried out by lab/whole_runs. Pure: no process, no file, no clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -170,8 +170,16 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     def blank(self, cell: Cell, cause: str) -> tuple[str, ...]:
         """The line of a cell that did not come to its end."""
-        told = cause if cause.startswith(NOT_BROKEN) else f"failed: {cause}"
-        return (*cell.labels, *[NONE] * (len(self.columns) - len(cell.labels)), told)
+        return (*cell.labels, *[NONE] * (len(self.columns) - len(cell.labels)), mark(cause))
+
+
+def mark(cause: str) -> str:
+    """How a failure is told in a table: what is nobody's fault is not called one.
+
+    >>> mark("it ended"), mark("missing: no ray")
+    ('failed: it ended', 'missing: no ray')
+    """
+    return cause if cause.startswith(NOT_BROKEN) else f"failed: {cause}"
 
 
 def number(value: float | None, digits: int) -> str:
@@ -190,10 +198,11 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole > 0 else NONE
 
 
-def middle(values: Sequence[float]) -> float | None:
-    """The mean; None when there is nothing.
+def middle(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None when there is nothing.
 
-    >>> middle([1.0, 2.0])
+    >>> middle([1.0, None, 2.0])
     1.5
     """
-    return sum(values) / len(values) if values else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

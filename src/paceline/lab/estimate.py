@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.lab.cells import Cell, middle
-from paceline.lab.kept import RanCell
+from paceline.lab.lines import Measured
 from paceline.lab.progress import duration
 from paceline.lab.scenario import Matrix, plan
 
@@ -28,13 +28,13 @@ class Estimate(msgspec.Struct, frozen=True):
     source: str
 
 
-def of_cells(matrix: Matrix, ran: Sequence[RanCell], done: Sequence[str] = ()) -> list[Estimate]:
+def of_cells(matrix: Matrix, ran: Sequence[Measured], done: Sequence[str] = ()) -> list[Estimate]:
     """The whole runs; `ran`: what was measured before, the newest first; `done`: titles that would be skipped."""
     cells = [cell for table in matrix.tables for cell in table.cells]
     return [Estimate(cell.title, 0.0, DONE) if cell.title in done else _of_cell(cell, ran) for cell in cells]
 
 
-def _of_cell(cell: Cell, ran: Sequence[RanCell]) -> Estimate:
+def _of_cell(cell: Cell, ran: Sequence[Measured]) -> Estimate:
     timed = [each for each in ran if each.seconds]
     same = [each.seconds for each in timed if each.title == cell.title and each.command == cell.command]
     if same:

@@ -1,25 +1,99 @@
-"""WHAT is known of a cell or a row that says what limits it? From a result's lines to the facts of lab/limits.
+"""WHAT is known of a cell or a row that says what limits it? Times, cores and shares, from a result's lines.
 
-Called by lab/telling. Pure. Must never fill in what was not measured: None means that nobody knows.
+Called by lab/telling; lab/limits judges. Pure. Must never fill in what was not measured: None means that nobody knows.
 """
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paceline.cluster.slow import parse
-from paceline.errors import UsageError
-from paceline.lab import cells
-from paceline.lab.known import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab import carrier_matrix, cells, overhead
+from paceline.lab.figures import slowed
 from paceline.lab.lines import Line, Measured, Result, Segment
 from paceline.lab.tables import quantile
 
 # What a raw socket carries on loopback, there and back together, where the result has no row of its own for it: 40 MB
 # each way in 20 to 24 ms (docs/results/overhead-*.jsonl).
 LOOPBACK_BYTES_PER_S = 3.4e9
-SOCKET = "raw socket"
+LOADS = {overhead.SOCKET: None, carrier_matrix.SOCKET: carrier_matrix.SOCKET_BYTES}  # None: as the settings say
+COMPUTE, DATA, BOTH, EXCHANGE = "compute", "data", "compute (with data)", "push and pull"  # parts of a worker's step
 FEEDS = 0.5  # of a step: from here on the client is what others wait for
 WAIT = "wait"  # the part of a client's step in which it only waits
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker's step goes, in milliseconds; None: not measured."""
+
+    data_ms: float | None = None  # None in a split that is known: it is in compute
+    compute_ms: float | None = None
+    exchange_ms: float | None = None  # push and pull
+    wait_ms: float | None = None  # for others
+
+    @property
+    def is_known(self) -> bool:
+        return None not in (self.compute_ms, self.exchange_ms)
+
+
+class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    step_ms: float | None = None
+    wait_share: float | None = None  # of its time, for others
+    cores: float | None = None
+    split: Split = Split()
+    slowed_times: float | None = None  # by --slow
+
+    @property
+    def own_ms(self) -> float | None:
+        """A step without the waiting for others."""
+        if self.split.compute_ms is not None:
+            return self.split.compute_ms + (self.split.data_ms or 0.0)
+        if self.step_ms is None or self.wait_share is None:
+            return None
+        return self.step_ms * (1 - self.wait_share)
+
+
+class PsFacts(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    busy_share: float | None = None  # of the time trained, applying
+    cores: float | None = None
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one cell."""
+
+    workers: tuple[WorkerFacts, ...] = ()
+    ps: tuple[PsFacts, ...] = ()
+    machine_cores: int | None = None
+    link_share: float | None = None  # of what the lane carries, of the fullest pair
+    lane: str = ""
+    start_share: float | None = None  # of the run's time that no worker trained
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """The parts of a step over all workers that were not slowed on purpose; None when any of them is not known."""
+        splits = [worker.split for worker in self.workers if not worker.slowed_times]
+        if not splits or not all(split.is_known for split in splits):
+            return None
+        compute = sum(split.compute_ms or 0.0 for split in splits)
+        data = sum(split.data_ms or 0.0 for split in splits)
+        is_apart = all(split.data_ms is not None for split in splits)
+        parts = {
+            **({COMPUTE: compute, DATA: data} if is_apart else {BOTH: compute + data}),
+            EXCHANGE: sum(split.exchange_ms or 0.0 for split in splits),
+            WAIT: sum(split.wait_ms or 0.0 for split in splits),
+        }
+        whole = sum(parts.values())
+        return {name: value / whole for name, value in parts.items()} if whole > 0 else None
+
+    @property
+    def used_cores(self) -> float | None:
+        """Of all tasks together; None when any of them is not known."""
+        cores = [worker.cores for worker in self.workers] + [ps.cores for ps in self.ps]
+        known = [value for value in cores if value is not None]
+        return sum(known) if known and len(known) == len(cores) else None
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 class _Seconds(msgspec.Struct, frozen=True):
@@ -29,15 +103,13 @@ class _Seconds(msgspec.Struct, frozen=True):
 def facts(result: Result, cell: Measured) -> Facts:
     """Everything that is known of a whole run."""
     trained = trained_s(cell)
-    slowed = _slowed(cell)
+    slow = {str(task): times for task, times in slowed(cell.slow).items()}
     return Facts(
-        workers=tuple(_worker(cell, worker, trained, slowed) for worker in cell.done.workers),
-        ps=tuple(_ps(cell, ps, trained) for ps in cell.done.ps),
-        mode=cell.flag("--mode", "async"),
+        workers=tuple(_worker(cell, worker, trained, slow) for worker in cell.workers),
+        ps=tuple(_ps(cell, ps, trained) for ps in cell.ps),
         machine_cores=result.origin.cores,
         link_share=_link_share(result, cell, trained),
-        lane=" and ".join(sorted({pair.lane for pair in cell.used.pairs if pair.lane})),
-        staleness=cell.done.staleness.mean,
+        lane=" and ".join(sorted({pair.lane for pair in cell.pairs if pair.lane})),
         start_share=_start_share(cell),
     )
 
@@ -45,35 +117,28 @@ def facts(result: Result, cell: Measured) -> Facts:
 def trained_s(cell: Measured) -> float | None:
     """How long the workers trained: as the script told it, else about, from the steps of the one that took longest."""
     told = _told_s(cell)
-    steps = [worker.steps * worker.step_ms.median * 1e-3 for worker in cell.done.workers if worker.step_ms]
+    steps = [worker.steps * worker.step_ms.median * 1e-3 for worker in cell.workers if worker.step_ms]
     return told or max(steps, default=None)
 
 
 def _told_s(cell: Measured) -> float | None:
     try:
-        return msgspec.json.decode(cell.done.told, type=_Seconds).seconds
+        return msgspec.json.decode(cell.told, type=_Seconds).seconds
     except msgspec.MsgspecError:
         return None  # a shape of the script's own
 
 
 def _start_share(cell: Measured) -> float | None:
     """Only where the script told how long it trained: evaluating is no launching."""
-    told, wall_s = _told_s(cell), cell.used.wall_s
+    told, wall_s = _told_s(cell), cell.wall_s
     return max(0.0, 1 - told / wall_s) if told and wall_s else None
 
 
-def _slowed(cell: Measured) -> Mapping[str, float]:
-    try:
-        return {str(task): times for task, times in parse(cell.flag("--slow")).items()}
-    except UsageError:
-        return {}
-
-
-def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed: Mapping[str, float]) -> WorkerFacts:
+def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slow: Mapping[str, float]) -> WorkerFacts:
     name = f"worker:{worker.index}"
     median = worker.step_ms.median if worker.step_ms else None
-    used = cell.used.task(name)
-    split = next((each.split_ms for each in cell.used.workers if each.index == worker.index and each.split_ms), None)
+    used = cell.task(name)
+    split = worker.split_ms
     return WorkerFacts(
         name=name,
         step_ms=1e3 * trained / worker.steps if _told_s(cell) and trained and worker.steps else median,
@@ -84,13 +149,13 @@ def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slowed:
         else Split(
             data_ms=split.data, compute_ms=split.compute, exchange_ms=split.exchange, wait_ms=split.wait
         ),
-        slowed_times=slowed.get(name),
+        slowed_times=slow.get(name),
     )  # fmt: skip
 
 
 def _ps(cell: Measured, ps: cells.Ps, trained: float | None) -> PsFacts:
     name = f"ps:{ps.index}"
-    used = cell.used.task(name)
+    used = cell.task(name)
     busy = ps.apply_ms * 1e-3 * ps.updates / trained if ps.apply_ms is not None and trained else None
     return PsFacts(
         name=name, busy_share=None if busy is None else min(1.0, busy), cores=used.cpu_cores if used else None
@@ -99,7 +164,7 @@ def _ps(cell: Measured, ps: cells.Ps, trained: float | None) -> PsFacts:
 
 def _link_share(result: Result, cell: Measured, trained: float | None) -> float | None:
     """Of tcp on one host: all pairs share it. Of other lanes nobody knows what they carry."""
-    pairs = cell.used.pairs
+    pairs = cell.pairs
     if not pairs or not trained or any(pair.lane != "tcp" for pair in pairs) or "--hosts" in cell.command:
         return None
     return sum(pair.pushed_bytes + pair.pulled_bytes for pair in pairs) / trained / socket_speed(result)
@@ -107,11 +172,12 @@ def _link_share(result: Result, cell: Measured, trained: float | None) -> float 
 
 def socket_speed(result: Result) -> float:
     """Bytes a second on loopback: measured beside, where it was."""
-    size = result.origin.settings.get("carrier_bytes")
-    times = [max(each.us) for each in result.segments if each.scenario == SOCKET and each.us]
-    if not times or not isinstance(size, int):
-        return LOOPBACK_BYTES_PER_S
-    return 2 * size / (quantile(times, 0.25) * 1e-6)
+    for scenario, load_bytes in LOADS.items():
+        size = load_bytes or result.origin.settings.get("carrier_bytes")
+        times = [max(each.us) for each in result.segments if each.scenario == scenario and each.us]
+        if times and isinstance(size, int):
+            return 2 * size / (quantile(times, 0.25) * 1e-6)
+    return LOOPBACK_BYTES_PER_S
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

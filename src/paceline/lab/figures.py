@@ -1,10 +1,13 @@
 """WHAT did a run come to? The same few figures of every whole run, from what it left.
 
-Used by lab/user_matrix for its lines and by lab/flat for results.csv. Pure: no process, no file, no clock.
+Used by lab/user_matrix for its lines, by lab/flat for results.csv, by lab/facts. Pure: no process, no file, no clock.
 """
 
 import msgspec
 
+from paceline.cluster.slow import parse
+from paceline.cluster.spec import Task
+from paceline.errors import UsageError
 from paceline.lab.cells import Finished, middle
 
 
@@ -46,6 +49,18 @@ def figures(done: Finished, slowed: set[int]) -> Figures:
 
 def _slowest(values: list[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def slowed(text: str) -> dict[Task, float]:
+    """Who sleeps on purpose, and how many times as long a step takes; nobody, where an old result says it otherwise.
+
+    >>> slowed("worker:1=4x"), slowed("as it was once written")
+    ({Task(job='worker', index=1): 4.0}, {})
+    """
+    try:
+        return dict(parse(text))
+    except UsageError:
+        return {}
 
 
 def logged(done: Finished) -> dict[str, float]:

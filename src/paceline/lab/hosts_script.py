@@ -130,7 +130,7 @@ class Watch:
 
     def watched(self, is_alone: bool) -> Watched:
         cpu_s = {str(task): self._sampler.utilisation(task).cpu_s for task in sorted(self._tasks)}
-        return Watched(looks=self.looks, seconds=self._ended_s - self._began_s, cpu_s=cpu_s, is_alone=is_alone)
+        return Watched(looks=self.looks, wall_s=self._ended_s - self._began_s, cpu_s=cpu_s, is_alone=is_alone)
 
 
 class Tasks:
@@ -191,7 +191,7 @@ def sum_up(cluster: ClusterSpec, settings: Settings, paths: RunPaths, failed: di
         cluster,
         read.reports(paths.root),
         ok=not failed,
-        wall_s=watched.seconds,
+        wall_s=watched.wall_s,
         restarts=0,
         lost=[str(task) for task in failed],
         error=error,

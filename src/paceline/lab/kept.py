@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.lab.cells import Cell, Finished
-from paceline.lab.result import NAME, Provenance
+from paceline.lab.lines import NAME, Failure, Kind, Measured, Others, Segment
+from paceline.lab.result import Provenance
 from paceline.launchers.closing import shown
 
 SAME = {  # what must not have changed, and what it is called
@@ -27,75 +28,38 @@ SAME = {  # what must not have changed, and what it is called
 }
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """As much of any line as says what it is."""
-
-    kind: str
-
-
-class RanCell(Finished, frozen=True, kw_only=True):
-    """A whole run that has ended well."""
-
-    title: str
-    labels: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    seed: int | None = None
-    repetition: int | None = None
-    seconds: float = 0.0
-
-
-class RanSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment of a repetition; without times it failed."""
-
-    repetition: int
-    at: int
-    scenario: str
-    group: int = 0
-    us: list[float] | None = None
-    along_us: list[float] = []
-    parts: dict[str, float] = {}
-
-
-class RanFailed(msgspec.Struct, frozen=True, kw_only=True):
-    scenario: str
-    cause: str
-
-
-class RanOthers(msgspec.Struct, frozen=True, kw_only=True):
-    cores: float
-    of: str = "runs"
-    group: int = 0
-
-
 class Kept:
     """What the lines of a result file say was measured; nothing, for a run that begins."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.facts: Provenance | None = None
         self.is_ended = False
-        self.failures: dict[str, str] = {}  # of scenarios and cells, by name
+        self.failures: dict[str, str] = {}  # of scenarios, by name
         self.others: dict[int, float] = {}  # cores that other programs used while a group of rows was measured
-        self.cells: dict[str, RanCell] = {}
-        self._repetitions: dict[tuple[int, int], dict[int, RanSegment]] = {}  # by group and number
+        self.cells: dict[str, Measured] = {}
+        self._repetitions: dict[tuple[int, int], dict[int, Segment]] = {}  # by group and number
         for line in _lines(path) if path is not None else ():
             self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
-            kind = msgspec.json.decode(line, type=Line).kind
+            kind = msgspec.json.decode(line, type=Kind).kind
             if kind == "provenance":
                 self.facts = msgspec.json.decode(line, type=Provenance)
             elif kind == "cell":
-                ran = msgspec.json.decode(line, type=RanCell)
+                ran = msgspec.json.decode(line, type=Measured)
                 self.cells[ran.title] = ran
             elif kind == "segment":
-                segment = msgspec.json.decode(line, type=RanSegment)
+                segment = msgspec.json.decode(line, type=Segment)
                 self._repetitions.setdefault((segment.group, segment.repetition), {})[segment.at] = segment
+                if segment.us:
+                    self.failures.pop(segment.scenario, None)  # it went well when the run went on
             elif kind == "failed":
-                failed = msgspec.json.decode(line, type=RanFailed)
-                self.failures[failed.scenario] = failed.cause
+                failed = msgspec.json.decode(line, type=Failure)
+                if not failed.table:
+                    self.failures[failed.scenario] = failed.cause
             elif kind == "others":
-                others = msgspec.json.decode(line, type=RanOthers)
+                others = msgspec.json.decode(line, type=Others)
                 if others.of == "rows":
                     self.others[others.group] = max(self.others.get(others.group, 0.0), others.cores)
             self.is_ended = kind == "end"
@@ -107,10 +71,9 @@ class Kept:
         ran = self.cells.get(cell.title)
         if ran is None or (ran.command, ran.seed, ran.repetition) != (cell.command, cell.seed, cell.repetition):
             return None
-        fields = {name: getattr(ran, name) for name in Finished.__struct_fields__}
-        return Finished(**fields)
+        return ran
 
-    def repetition(self, group: int, number: int, num_segments: int) -> list[RanSegment] | None:
+    def repetition(self, group: int, number: int, num_segments: int) -> list[Segment] | None:
         """All segments of a repetition of a group in their order; None: it did not come to its end."""
         found = self._repetitions.get((group, number), {})
         return [found[at] for at in range(num_segments)] if set(found) >= set(range(num_segments)) else None

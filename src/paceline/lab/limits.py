@@ -7,19 +7,19 @@ The rules, in this order; the first that holds is the verdict:
 1. slowest worker: the others wait a good part of their time, and one of them computes longer than the rest,
 2. ps CPU: a ps applies updates nearly all the time, or uses nearly a whole core,
 3. link: the bytes of a second are near what the lane carries,
-4. feeder: a good part of a step is reading data,
+4. feeder: a good part of a step is reading data, as far as that is known apart from the model's work,
 5. compute: most of a step is the model's own work,
 6. exchange: a good part of a step is push and pull, though ps and link have room,
 7. rounds: a good part of a step is waiting, though nobody is slower than the rest.
 That a run was too short to be told from its start (launch) is said in front of any of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
-from paceline.lab.known import Facts, PsFacts
+from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, Facts, PsFacts
 
 MUCH_WAIT = 0.20  # of a step: more than rounds cost by themselves
 SLOWER = 1.25  # times the median of the other workers
@@ -69,7 +69,7 @@ def _capital(text: str) -> str:
 def verdict(facts: Facts) -> Verdict:
     """The first rule that holds.
 
-    >>> from paceline.lab.known import Split, WorkerFacts
+    >>> from paceline.lab.facts import Split, WorkerFacts
     >>> busy = WorkerFacts(name="worker:0", split=Split(data_ms=0.1, compute_ms=0.83, exchange_ms=0.07, wait_ms=0.0))
     >>> print(verdict(Facts(workers=(busy,), ps=(PsFacts(name="ps:0", busy_share=0.05, cores=0.12),))))
     Worker compute limits: 83 % of a step is compute, 10 % data, 7 % push and pull; ps:0 applies 5 % of the time \
@@ -138,11 +138,11 @@ def link(facts: Facts) -> Verdict | None:
 def feeder(facts: Facts) -> Verdict | None:
     """4."""
     shares = facts.shares
-    if shares is None or shares["data"] < MUCH_DATA or shares["data"] < shares["push and pull"]:
+    if shares is None or DATA not in shares or shares[DATA] < MUCH_DATA or shares[DATA] < shares[EXCHANGE]:
         return None
     return Verdict(
         limit=Limit.FEEDER,
-        because=f"{_parts(shares, 'data')}",
+        because=_parts(shares, DATA),
         advice="A loader that reads ahead would pay first; " + _pay_workers(facts) + ", each with a share of the data; "
         + _no_ps(facts),
     )  # fmt: skip
@@ -151,20 +151,21 @@ def feeder(facts: Facts) -> Verdict | None:
 def compute(facts: Facts) -> Verdict | None:
     """5."""
     shares = facts.shares
-    if shares is None or shares["compute"] < MOST_COMPUTE:
+    part = _compute(shares)
+    if shares is None or shares[part] < MOST_COMPUTE:
         return None
-    because = _parts(shares, "compute") + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps))
+    because = _parts(shares, part) + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps))
     return Verdict(limit=Limit.COMPUTE, because=because, advice=f"{_pay_workers(facts)}; {_no_ps(facts)}")
 
 
 def exchange(facts: Facts) -> Verdict | None:
     """6."""
     shares = facts.shares
-    if shares is None or shares["push and pull"] < MUCH_EXCHANGE:
+    if shares is None or shares[EXCHANGE] < MUCH_EXCHANGE:
         return None
     return Verdict(
         limit=Limit.EXCHANGE,
-        because=_parts(shares, "push and pull") + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps)),
+        because=_parts(shares, EXCHANGE) + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps)),
         advice="Fewer exchanges would pay (larger batches, --mode local), or a faster lane; "
         f"{_one_more(len(facts.ps), 'ps')} only where the parameters are many",
     )
@@ -198,7 +199,7 @@ def _nothing(facts: Facts) -> Verdict:
             advice=advice,
             has_room=bool(room) and all(room),
         )
-    return Verdict(limit=Limit.NOTHING, because=_parts(facts.shares or {}, "compute"), advice=advice)
+    return Verdict(limit=Limit.NOTHING, because=_parts(facts.shares or {}, _compute(facts.shares)), advice=advice)
 
 
 def _ps_room(facts: Facts) -> str:
@@ -216,7 +217,7 @@ def _ps_room(facts: Facts) -> str:
 def missing(facts: Facts) -> Sequence[str]:
     """Which facts the rules lack.
 
-    >>> from paceline.lab.known import WorkerFacts
+    >>> from paceline.lab.facts import WorkerFacts
     >>> list(missing(Facts(workers=(WorkerFacts(name="worker:0", step_ms=1.0),), ps=(PsFacts(name="ps:0"),))))
     ['where a step goes (data, compute, push and pull)', 'how busy the ps are']
     """
@@ -236,6 +237,11 @@ def missing(facts: Facts) -> Sequence[str]:
 def _parts(shares: dict[str, float], first: str) -> str:
     rest = [f"{_percent(value)} {name}" for name, value in shares.items() if name != first and value >= 0.005]
     return ", ".join([f"{_percent(shares.get(first, 0.0))} of a step is {first}", *rest])
+
+
+def _compute(shares: Mapping[str, float] | None) -> str:
+    """What the model's own work is called: where nobody knows how much of it is reading data, it says so."""
+    return BOTH if shares is not None and BOTH in shares else COMPUTE
 
 
 def _of_ps(ps: PsFacts) -> str:

@@ -1,6 +1,6 @@
 """WHAT does a result file say? The shapes in which its lines are read back.
 
-Made by lab/reading; used by lab/comparing, lab/facts, lab/series, lab/telling and lab/report. Pure: no file, no clock.
+Written by lab/result; made by lab/reading for whoever tells a result, by lab/kept for a run that goes on. Pure.
 Must never need a field that an older file does not have: a result outlives the code that wrote it.
 """
 
@@ -12,10 +12,17 @@ import msgspec
 
 from paceline.lab.cells import Finished
 from paceline.lab.tables import Summary
-from paceline.telemetry.records import Histograms
+from paceline.telemetry.usage import TaskUse
 
-AGAIN = "A/A"  # how the title of the row begins that measures the same against the same
+NAME = "results.jsonl"
+AGAIN = "A/A"  # how the title of a row that measures the same against the same begins, in an older file
 _SEED = re.compile(r",? ?\b(?:seed|repetition) \d+")
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """As much of any line as says what it is."""
+
+    kind: str
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,88 +45,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, object] = {}
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a result knows of a ps beyond the tables."""
-
-    index: int = 0
-    staleness: Histograms = {}
-
-
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker's step goes, in milliseconds."""
-
-    data: float | None = None
-    compute: float | None = None
-    exchange: float | None = None
-    wait: float | None = None
-
-
-class Stepped(msgspec.Struct, frozen=True, kw_only=True):
-    """What a result knows of a worker beyond the tables."""
-
-    index: int = 0
-    first_epoch_s: float | None = None
-    split_ms: Split | None = None
-
-
-class Spread(msgspec.Struct, frozen=True):
-    mean: float
-    peak: float
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a card while a task used it."""
-
-    index: int | None = None
-    name: str = ""
-    busy_percent: Spread | None = None
-    memory_mib: Spread | None = None
-    power_w: Spread | None = None
-
-
-class Net(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the interfaces of a task's host while it ran."""
-
-    outer_sent_bytes: int = 0
-    outer_received_bytes: int = 0
-    loopback_bytes: int = 0
-
-
-class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task used of the machine; None where nobody could tell."""
-
-    name: str
-    cpu_cores: float | None = None
-    memory_mb: float | None = None
-    peak_memory_mb: float | None = None
-    gpus: list[Gpu] = []
-    net: Net | None = None
-    telemetry_ms_per_s: float | None = None
-
-
-class PairBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What went between one worker and one ps."""
-
-    worker: str
-    ps: str
-    lane: str = ""
-    pushed_bytes: int = 0
-    pulled_bytes: int = 0
-
-
-class Used(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell's line says beside its Finished; empty where it was not measured."""
-
-    tasks: list[TaskUse] = []
-    pairs: list[PairBytes] = []
-    workers: list[Stepped] = []
-    ps: list[Part] = []
-    wall_s: float | None = None
-
-    def task(self, name: str) -> TaskUse | None:
-        return next((task for task in self.tasks if task.name == name), None)
-
-
 class Ticked(msgspec.Struct, frozen=True):
     """An accuracy that the chief's script logged on the way."""
 
@@ -128,26 +53,41 @@ class Ticked(msgspec.Struct, frozen=True):
     accuracy: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Measured(Finished, frozen=True, kw_only=True):
     """A whole run: its line of a table, how to have it again, what it left."""
 
     table: str
     title: str
+    labels: tuple[str, ...] = ()
     command: tuple[str, ...]
     line: dict[str, str]
-    done: Finished
-    used: Used
-    ticks: list[Ticked] = []  # from its telemetry, as long as its files are there
+    seed: int | None = None
+    repetition: int | None = None
+    seconds: float = 0.0  # that all of it took, as the lab saw it
+    num_ps: int = 0
+    num_workers: int = 0
+    settings: dict[str, object] = msgspec.field(default_factory=dict)
+    own: dict[str, str] = msgspec.field(default_factory=dict)  # the program's own axes
+    run: str = ""  # the name of the folder that it left
+    ticks: list[Ticked] = msgspec.field(default_factory=list)  # no line has them: from its telemetry, while it is there
 
     def flag(self, name: str, other: str = "") -> str:
         """The value that its command gives a flag.
 
-        >>> Measured(table="", title="", command=("paceline", "run", "--mode", "sync"), line={}, done=Finished(),
-        ...      used=Used()).flag("--mode", "async")
+        >>> Measured(table="", title="", command=("paceline", "run", "--mode", "sync"), line={}).flag("--mode", "async")
         'sync'
         """
         found = [value for word, value in zip(self.command, self.command[1:], strict=False) if word == name]
         return found[0] if found else other
+
+    @property
+    def slow(self) -> str:
+        """Which tasks sleep on purpose, as --slow says it; an older file has it in the command alone."""
+        return str(self.settings.get("slow") or self.flag("--slow"))
+
+    def task(self, name: str) -> TaskUse | None:
+        """What one task used; None: nobody looked."""
+        return next((task for task in self.tasks if task.name == name), None)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,28 +97,35 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     scenario: str
     row: int | None = None
+    group: int = 0
     us: list[float] | None = None
+    along_us: list[float] = []
     parts: dict[str, float] = {}
 
 
 class Line(Summary, frozen=True, kw_only=True):
-    """A row side by side, with what was said of it."""
+    """A row side by side, with what was said of it; an older file does not say what was compared."""
 
     verdict: str = ""
     scenario: str = ""
     beside: str = ""
-
-    @property
-    def is_noise(self) -> bool:
-        return self.title.startswith(AGAIN)
+    is_noise: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that did not come to its end, and why. `table` is "" where the file does not tell it."""
+    """Something that did not come to its end, and why. `table`: of a whole run; None in an older file."""
 
     scenario: str
     cause: str
-    table: str = ""
+    table: str | None = None
+
+
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """Cores that other programs used, meanwhile: of the whole runs, or of a group of the rows."""
+
+    cores: float
+    of: str = "runs"
+    group: int = 0
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +133,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
     table: str
     lines: list[dict[str, str]]
+    kind: str = "verdicts"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """WHERE is a result, and what is in it? A folder, a file or a matrix name becomes a Result.
 
-Called by the verbs `lab show`, `lab compare` and `lab report`, and by lab/report. Must never change a file, nor take
-for a result what is none: it says in a sentence what is wrong with it.
+Called by the verbs `lab show`, `lab compare` and `lab report`, by lab/report and lab/flat. Must never change a file,
+nor take for a result what is none: it says in a sentence what is wrong with it.
 """
 
 import re
@@ -14,39 +14,29 @@ import msgspec
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
-from paceline.lab import scenario
-from paceline.lab.cells import Finished
-from paceline.lab.lines import Failure, Line, Measured, Origin, Result, Said, Segment, Ticked, Used
+from paceline.lab import older
+from paceline.lab.lines import NAME, Failure, Kind, Line, Measured, Origin, Others, Result, Said, Segment, Ticked
 from paceline.lab.starting import slug
 from paceline.telemetry.read import records, tick_of
 
 OUT = "runs/lab"
-FILE = "results.jsonl"
-SOAK = "soak"
+SOAK, SOAK_TABLE = "soak", "A soak: faults while it trains"
 CHIEF = Task("worker", 0)
 _OLD = re.compile(r"results-(.+)\.jsonl")
 Shape = TypeVar("Shape")
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    kind: str
+class _Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """What a line is about, and whether it came to an end."""
 
-
-class _Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell's line has beside what the run left."""
-
-    table: str
-    title: str
-    command: tuple[str, ...]
-    line: dict[str, str]
+    table: str = ""
+    title: str = ""
+    scenario: str = ""
+    us: list[float] | None = None
 
 
 class _Soak(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[dict[str, str]]
-
-
-class _Cores(msgspec.Struct, frozen=True):
-    cores: float
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -77,19 +67,19 @@ def find(run: str, out: Path | str = OUT) -> Path:
 def in_folder(folder: Path) -> Path:
     """The result file of a run's folder; of a folder with several the newest."""
     beside = folder.absolute().parent / f"results-{folder.absolute().name}.jsonl"
-    for path in (folder / FILE, beside):
+    for path in (folder / NAME, beside):
         if path.is_file():
             return path
     found = listed(folder)
     if not found:
-        raise UsageError(f"There is no result in {folder}: it has neither {FILE} nor a folder with one.")
+        raise UsageError(f"There is no result in {folder}: it has neither {NAME} nor a folder with one.")
     return found[0][0]
 
 
 def listed(out: Path | str) -> list[tuple[Path, Origin]]:
     """Every result in a folder and in the folders of its runs, the newest first; what is none is left out."""
     folder = Path(out)
-    paths = [*folder.glob("*.jsonl"), *folder.glob(f"*/{FILE}")]
+    paths = [*folder.glob("*.jsonl"), *folder.glob(f"*/{NAME}")]
     found = []
     for path in paths:
         try:
@@ -107,15 +97,18 @@ def folder_of(path: Path) -> Path:
     >>> folder_of(Path("docs/modes.jsonl")).as_posix()
     'docs/modes-report'
     """
-    if path.name == FILE:
+    if path.name == NAME:
         return path.parent
     old = _OLD.fullmatch(path.name)
     return path.parent / (old[1] if old else f"{path.stem}-report")
 
 
-def _run_dir(path: Path, title: str) -> Path | None:
-    """Where a cell's run left its files, as long as nobody removed them."""
-    name, home = slug(title), folder_of(path)
+def _run_dir(path: Path, cell: Measured) -> Path | None:
+    """Where a cell's run left its files, as long as nobody removed them; an older file does not name the folder."""
+    home = folder_of(path)
+    if cell.run:
+        return home / cell.run
+    name = slug(cell.title)
     found = [home / name, *home.glob(f"*/{name}")] if home.is_dir() else []
     return next((folder for folder in found if (folder / "summary.json").is_file()), None)
 
@@ -139,11 +132,11 @@ def read(path: Path) -> Result:
         path=path,
         origins=[_shaped(path, number, line, Origin) for _, number, line in _of(kinds, "provenance")],
         cells=_last(cells, lambda cell: (cell.table, cell.title)),
-        said=[*_said(path, kinds)],
-        rows=_named(rows, segments),
+        said=_said(path, kinds),
+        rows=older.named(rows, segments),
         segments=segments,
-        failures=[each for each in _failures(path, kinds) if each.scenario not in {cell.title for cell in cells}],
-        others=[_shaped(path, number, line, _Cores).cores for _, number, line in _of(kinds, "others")],
+        failures=_failures(path, kinds),
+        others=[_shaped(path, number, line, Others).cores for _, number, line in _of(kinds, "others")],
         unknown=sorted({kind for kind, _, _ in kinds} - known),
         has_end=bool(_of(kinds, "end")),
         num_cut=len(lines) - len(whole),
@@ -156,7 +149,7 @@ def _last(values: list[Shape], key: Callable[[Shape], object]) -> list[Shape]:
 
 
 def _place(segment: Segment) -> object:
-    return segment.repetition, segment.at
+    return segment.group, segment.repetition, segment.at
 
 
 Kinds = list[tuple[str, int, bytes]]
@@ -181,7 +174,7 @@ def _kinds(path: Path, lines: Iterable[bytes]) -> Kinds:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append((msgspec.json.decode(line, type=_Kind).kind, number, line))
+            found.append((msgspec.json.decode(line, type=Kind).kind, number, line))
         except msgspec.MsgspecError as error:
             raise UsageError(f"{path} is no result of the lab: line {number} has no kind ({error}).") from error
     return found
@@ -214,16 +207,8 @@ def _origin(path: Path) -> Origin:
 
 
 def _cell(path: Path, number: int, line: bytes) -> Measured:
-    told = _shaped(path, number, line, _Cell)
-    return Measured(
-        table=told.table,
-        title=told.title,
-        command=told.command,
-        line=told.line,
-        done=_shaped(path, number, line, Finished),
-        used=_shaped(path, number, line, Used),
-        ticks=_ticks(_run_dir(path, told.title)),
-    )
+    cell = _shaped(path, number, line, Measured)
+    return msgspec.structs.replace(cell, ticks=_ticks(_run_dir(path, cell)))
 
 
 def _ticks(run_dir: Path | None) -> list[Ticked]:
@@ -239,46 +224,50 @@ def _ticks(run_dir: Path | None) -> list[Ticked]:
     return found
 
 
-def _said(path: Path, kinds: Kinds) -> Iterable[Said]:
+def _said(path: Path, kinds: Kinds) -> list[Said]:
+    """Of each table the last one between two provenances: a run that went on says everything again, of more runs."""
+    found: dict[tuple[int, str], Said] = {}
+    part = 0
     for kind, number, line in kinds:
+        part += kind == "provenance"
         if kind == "verdicts":
-            yield _shaped(path, number, line, Said)
+            said = _shaped(path, number, line, Said)
         elif kind == SOAK:
-            yield Said(table="A soak: faults while it trains", lines=_shaped(path, number, line, _Soak).lines)
+            said = Said(table=SOAK_TABLE, lines=_shaped(path, number, line, _Soak).lines, kind=SOAK)
+        else:
+            continue
+        found[part, said.table] = said
+    return list(found.values())
 
 
 def _failures(path: Path, kinds: Kinds) -> list[Failure]:
-    """Each with its table, where the file says it or the runs before and after it are of the same one."""
-    tables = [_shaped(path, number, line, _Cell).table if kind == "cell" else "" for kind, number, line in kinds]
-    found = []
+    """Those after which the same did not come to its end; between two provenances the last of each."""
+    found: dict[tuple[int, str | None, str], Failure] = {}
+    part = 0
     for at, (kind, number, line) in enumerate(kinds):
-        if kind != "failed":
-            continue
-        failure = _shaped(path, number, line, Failure)
-        before = next((table for table in reversed(tables[:at]) if table), "")
-        after = next((table for table in tables[at:] if table), before)
-        is_whole_run = not any(each in ("segment", "idle") for each, _, _ in kinds[:at])
-        table = failure.table or (after if is_whole_run and before in ("", after) else "")
-        found.append(msgspec.structs.replace(failure, table=table))
-    return found
+        part += kind == "provenance"
+        if kind == "failed":
+            failure = _placed(path, kinds, at)
+            found[part, failure.table, failure.scenario] = failure
+        elif kind in ("cell", "segment"):
+            ran = _shaped(path, number, line, _Subject)
+            if kind == "cell" or ran.us:
+                again = {(table, ran.title or ran.scenario) for table in ("", None, ran.table)}
+                found = {key: failure for key, failure in found.items() if key[1:] not in again}
+    return list(found.values())
 
 
-def _named(rows: list[Line], segments: list[Segment]) -> list[Line]:
-    """The rows with the names of what they compared: a row's line has only its title, its segments have the names."""
-    by_repetition: dict[int, list[Segment]] = {}
-    for segment in segments:
-        by_repetition.setdefault(segment.repetition, []).append(segment)
-    names: dict[int, tuple[str, str]] = {}
-    for run in by_repetition.values():
-        ordered = sorted(run, key=lambda each: each.at)
-        plan = [scenario.Segment(each.scenario, each.row) for each in ordered]
-        for pair in scenario.pairs(plan, [max(each.us) if each.us else None for each in ordered]):
-            at = next(number for number, each in enumerate(ordered) if each.row == pair.row)
-            names[pair.row] = (ordered[at].scenario, ordered[at - 1].scenario)
-    if len(names) != len(rows):
-        return rows  # an interrupted run, or several in one file: who is who cannot be told
-    of_row = [names[index] for index in sorted(names)]
-    return [
-        msgspec.structs.replace(row, scenario=mine, beside=beside)
-        for row, (mine, beside) in zip(rows, of_row, strict=True)
-    ]
+def _placed(path: Path, kinds: Kinds, at: int) -> Failure:
+    """A failure with its table: as the file says it, else that of the whole runs before and after it, if it is one."""
+    _, number, line = kinds[at]
+    failure = _shaped(path, number, line, Failure)
+    if failure.table is not None or any(kind in ("segment", "idle") for kind, _, _ in kinds[:at]):
+        return failure
+    tables = {near.table for near in (_near(path, reversed(kinds[:at])), _near(path, kinds[at:])) if near}
+    return msgspec.structs.replace(failure, table=tables.pop()) if len(tables) == 1 else failure
+
+
+def _near(path: Path, kinds: Iterable[tuple[str, int, bytes]]) -> _Subject | None:
+    """The first cell of these."""
+    found = next(((number, line) for kind, number, line in kinds if kind == "cell"), None)
+    return None if found is None else _shaped(path, *found, _Subject)

@@ -225,9 +225,9 @@ class Repetitions:
         summaries = [tables.summarise(row, self._of(index)) for index, row in enumerate(rows)]
         judged = max((self._others.get(row.group, 0.0) for row in rows if row.bar is not None), default=0.0)
         cells = tables.cells(rows, summaries, self.failures, judged)
-        for summary, line in zip(summaries, cells, strict=True):
+        for row, summary, line in zip(rows, summaries, cells, strict=True):
             if summary is not None:
-                self._results.row(summary, line[-1])
+                self._results.row(row, summary, line[-1])
         self._progress.table(self._matrix.title, tables.COLUMNS, cells)
         self._progress.say(explanation(self._amounts))
         if self._divided:

@@ -20,14 +20,14 @@ from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 from paceline.lab.axes import seeds_of
 from paceline.lab.cells import Cell, Finished, Table
+from paceline.lab.lines import NAME
 from paceline.lab.processes import Times, output_of
-from paceline.lab.scenario import Amounts, Matrix, Segment
+from paceline.lab.scenario import Amounts, Matrix, Row, Segment
 from paceline.lab.soak import COLUMNS, Soaked, lines
 from paceline.lab.tables import Summary
 from paceline.launchers import gpus
 from paceline.version import VERSION
 
-NAME = "results.jsonl"
 VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")  # beside torch and python
 TOLD = ("mode", "lane", "placement", "slow", "chaos")  # settings that are said in any case
 
@@ -146,8 +146,10 @@ class ResultFile:
         """Everything was measured, or has failed: there is nothing to go on with."""
         self._line("end", {})
 
-    def cell(self, table: Table, cell: Cell, done: Finished, line: tuple[str, ...], seconds: float = 0.0) -> None:
-        """A whole run: how to have it again, what it left, its line of the table, and how long all of it took."""
+    def cell(
+        self, table: Table, cell: Cell, done: Finished, line: tuple[str, ...], seconds: float = 0.0, run: str = ""
+    ) -> None:
+        """A whole run: how to have it again, what it left and in which folder, its line, how long all of it took."""
         told: dict[str, object] = {
             "table": table.title,
             "title": cell.title,
@@ -155,7 +157,7 @@ class ResultFile:
             "command": cell.command,
         }
         told |= {"seed": cell.seed, "repetition": cell.repetition, "seconds": seconds, "own": cell.own}
-        told |= {"num_ps": cell.num_ps, "num_workers": cell.num_workers, "settings": settings_of(cell)}
+        told |= {"num_ps": cell.num_ps, "num_workers": cell.num_workers, "settings": settings_of(cell), "run": run}
         shown = dict(zip(table.head, line, strict=True))
         left = msgspec.json.decode(msgspec.json.encode(done))
         self._line("cell", {**told, "line": shown, **left})
@@ -176,11 +178,13 @@ class ResultFile:
         """What other programs used meanwhile; `of`: the whole runs, or a group of the rows side by side."""
         self._line("others", {"cores": cores, "of": of, "group": group})
 
-    def failed(self, scenario: str, cause: str, traceback: Sequence[str] = ()) -> None:
-        self._line("failed", {"scenario": scenario, "cause": cause, "traceback": list(traceback)})
+    def failed(self, scenario: str, cause: str, traceback: Sequence[str] = (), table: str = "") -> None:
+        """A scenario, or with its table a whole run."""
+        self._line("failed", {"scenario": scenario, "cause": cause, "table": table, "traceback": list(traceback)})
 
-    def row(self, summary: Summary, verdict: str) -> None:
-        self._line("row", {**msgspec.to_builtins(summary), "verdict": verdict})
+    def row(self, row: Row, summary: Summary, verdict: str) -> None:
+        compared = {"scenario": row.scenario, "beside": row.beside, "is_noise": row.is_noise}
+        self._line("row", {**msgspec.to_builtins(summary), **compared, "verdict": verdict})
 
     def soaked(self, done: Soaked) -> None:
         """A soak: its plan, its numbers, its lines of the table."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from paceline.lab import task_series
-from paceline.lab.cells import Worker
+from paceline.lab.cells import Worker, middle
 from paceline.lab.document_rows import ROWS, SINGLE_S
 from paceline.lab.drawables import MOST_LINES, Bars, Group, Line, Lines, Picture, name_of
 from paceline.lab.lines import Measured, Result, families, family
@@ -26,8 +26,18 @@ def pictures(result: Result) -> list[Picture]:
         cells = result.of(title)
         made += [*_epochs(title, cells), *_accuracy(title, cells), *_scaling(title, cells)]
         made += [*task_series.split(title, cells), *task_series.staleness(title, cells)]
-        made += task_series.used(title, cells)
-    return [*made, *_ratios(result), *task_series.parts(result)]
+        made += [*task_series.used(title, cells), *task_series.over_time(title, cells)]
+    return _told_apart([*made, *_ratios(result), *task_series.parts(result)])
+
+
+def _told_apart(made: Sequence[Picture]) -> list[Picture]:
+    """No two with one name, which is their file's: names are cut, and have only letters of the titles."""
+    seen: dict[str, int] = {}
+    found = []
+    for picture in made:
+        count = seen[picture.name] = seen.get(picture.name, 0) + 1
+        found.append(picture if count == 1 else msgspec.structs.replace(picture, name=f"{picture.name}-{count}"))
+    return found
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -51,24 +61,19 @@ def document_epochs() -> dict[str, float]:
 
 
 def _epoch_s(cell: Measured) -> float | None:
-    known = [worker.epoch_s for worker in cell.done.workers if worker.epoch_s is not None]
-    if known:
-        return sum(known) / len(known)
+    known = middle(worker.epoch_s for worker in cell.workers)
+    if known is not None:
+        return known
     try:
-        return msgspec.json.decode(cell.done.told, type=_Epoch).epoch_s
+        return msgspec.json.decode(cell.told, type=_Epoch).epoch_s
     except msgspec.MsgspecError:
         return None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _epochs(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     """Only with a document's figure beside: alone, an epoch of a script of the lab is no measure of anything."""
     document = document_epochs()
-    times = {name: _mean(_epoch_s(cell) for cell in runs) for name, runs in families(cells).items()}
+    times = {name: middle(_epoch_s(cell) for cell in runs) for name, runs in families(cells).items()}
     names = tuple(name for name in times if times[name] is not None)
     if not any(name in document for name in names):
         return
@@ -99,7 +104,7 @@ class _Course(msgspec.Struct, frozen=True):
 def _course(cell: Measured) -> list[_Point]:
     """The accuracies on a run's way, as its script told them, else as it logged them."""
     try:
-        told = msgspec.json.decode(cell.done.told, type=_Course)
+        told = msgspec.json.decode(cell.told, type=_Course)
     except msgspec.MsgspecError:
         told = _Course()
     ticks = [_Point(tick.accuracy, tick.at_s, tick.updates) for tick in cell.ticks]
@@ -149,8 +154,8 @@ def _crowds(cells: Sequence[Measured]) -> dict[str, list[str]]:
         return {"": names}
     found: dict[str, list[str]] = {}
     for name, runs in families(cells).items():
-        count = len(runs[0].done.workers)
-        crowd = f"{count} worker{'' if count == 1 else 's'}{', one slowed' if runs[0].flag('--slow') else ''}"
+        count = len(runs[0].workers)
+        crowd = f"{count} worker{'' if count == 1 else 's'}{', one slowed' if runs[0].slow else ''}"
         found.setdefault(crowd, []).append(name)
     return found
 
@@ -159,10 +164,10 @@ def _scaling(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
     """Samples a second against workers, of runs whose commands differ in nothing else."""
     found: dict[tuple[str, ...], list[tuple[int, float, str]]] = {}
     for runs in families(cells).values():
-        speed = _mean(_samples_per_s(cell.done.workers) for cell in runs)
-        if speed and not runs[0].flag("--slow"):
+        speed = middle(_samples_per_s(cell.workers) for cell in runs)
+        if speed and not runs[0].slow:
             same = _without(runs[0].command, ("--workers", "--seed"))
-            found.setdefault(same, []).append((len(runs[0].done.workers), speed, runs[0].title))
+            found.setdefault(same, []).append((len(runs[0].workers), speed, runs[0].title))
     lines = []
     for points in found.values():
         ordered = sorted(points)

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from rich.table import Table
 
-from paceline.lab.cells import NOT_BROKEN
+from paceline.lab.cells import NONE, mark
 from paceline.lab.scenario import Pair, Row
 
 COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "bar", "aim", "verdict")
-NONE = "-"
 MAX_NOISE = 0.10  # a larger spread between one process and the same again: no verdict would mean anything
 MAX_OTHERS = 0.10  # cores that other programs may use; a single process does not feel them, two workers do
 
@@ -114,20 +113,11 @@ def _cells(row: Row, summary: Summary | None, failures: Mapping[str, str], told:
     cause = failures.get(row.scenario) or failures.get(row.beside)
     bars = (_ratio(row.bar), _ratio(row.aim))
     if summary is None:
-        return (row.title, *[NONE] * 5, *bars, blank(cause) if cause else told)
+        return (row.title, *[NONE] * 5, *bars, mark(cause) if cause else told)
     numbers = (f"{summary.us:.0f}", f"{summary.beside_us:.0f}", f"{summary.ratio:.3f}", f"{summary.median:.3f}")
     if cause:
-        told = f"{told} ({summary.reps} repetitions, then {blank(cause)})"
+        told = f"{told} ({summary.reps} repetitions, then {mark(cause)})"
     return (row.title, *numbers, f"{summary.spread:.3f}", *bars, told)
-
-
-def blank(cause: str) -> str:
-    """Why there is no number; what is not installed has not failed.
-
-    >>> blank("missing: no gloo"), blank("it burned")
-    ('missing: no gloo', 'failed: it burned')
-    """
-    return cause if cause.startswith(NOT_BROKEN) else f"failed: {cause}"
 
 
 Divided = Sequence[tuple[float, Mapping[str, float]]]  # the time of a step, and its parts

@@ -5,9 +5,12 @@ Called by lab/series. Pure. Must never draw a number that no line of the result 
 
 from collections.abc import Iterable, Sequence
 
-from paceline.lab.drawables import MOST_LINES, Bars, Group, name_of
-from paceline.lab.facts import parts_of, trained_s
+import msgspec
+
+from paceline.lab.drawables import MOST_LINES, Bars, Group, Line, Lines, name_of
+from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, WAIT, parts_of, trained_s
 from paceline.lab.lines import Measured, Result, families
+from paceline.lab.watched import Watched
 
 MB = 1e6
 RARE = 0.005  # of all pushes
@@ -22,19 +25,18 @@ def _tasks(cells: Sequence[Measured]) -> Iterable[tuple[str, Measured]]:
 def split(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     """Where a step goes, task by task: data, compute, push and pull, waiting; of a ps the applying of one update."""
     names: list[str] = []
-    lasted: dict[str, list[float | None]] = {
-        label: [] for label in ("data", "compute", "push and pull", "wait", "apply")
-    }
+    lasted: dict[str, list[float | None]] = {label: [] for label in (DATA, COMPUTE, BOTH, EXCHANGE, WAIT, "apply")}
     for name, cell in _tasks(cells):
-        if not any(worker.split_ms for worker in cell.used.workers):
+        if not any(worker.split_ms for worker in cell.workers):
             continue
-        for worker in cell.used.workers:
+        for worker in cell.workers:
             if told := worker.split_ms:
                 names.append(f"{name}: worker:{worker.index}")
-                values = (told.data, told.compute, told.exchange, told.wait, None)
+                compute = (None, told.compute) if told.data is None else (told.compute, None)
+                values = (told.data, *compute, told.exchange, told.wait, None)
                 for label, value in zip(lasted, values, strict=True):
                     lasted[label].append(value)
-        for ps in cell.done.ps:
+        for ps in cell.ps:
             if ps.apply_ms is not None:
                 names.append(f"{name}: ps:{ps.index}")
                 for label in lasted:
@@ -52,7 +54,7 @@ def staleness(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
     counts: dict[str, dict[int, int]] = {}
     for name, cell in _tasks(cells):
         total: dict[int, int] = {}
-        for histogram in (cell.used.ps[0].staleness if cell.used.ps else {}).values():
+        for histogram in (cell.ps[0].staleness if cell.ps else {}).values():
             for staleness, count in histogram.items():
                 total[int(staleness)] = total.get(int(staleness), 0) + count
         if any(total):
@@ -101,7 +103,7 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
         "network": ("MB a second between the pair", {}),
     }
     for name, cell in _tasks(cells):
-        for task in cell.used.tasks:
+        for task in cell.tasks:
             label = f"{name}: {task.name}"
             if task.cpu_cores is not None:
                 kinds["cpu"][1][label] = task.cpu_cores
@@ -111,7 +113,7 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
                 if gpu.busy_percent is not None:
                     kinds["gpu"][1][f"{label}, gpu:{gpu.index}"] = gpu.busy_percent.mean
         seconds = trained_s(cell)
-        for pair in cell.used.pairs:
+        for pair in cell.pairs:
             if seconds:
                 moved = (pair.pushed_bytes + pair.pulled_bytes) / MB / seconds
                 kinds["network"][1][f"{name}: {pair.worker} and {pair.ps} ({pair.lane})"] = moved
@@ -122,6 +124,37 @@ def used(table: str, cells: Sequence[Measured]) -> Iterable[Bars]:
                 name=name_of(table, kind), title=f"{titles[kind]}: {table}", unit=unit,
                 categories=tuple(values), groups=(Group(unit, tuple(values.values())),),
             )  # fmt: skip
+
+
+def over_time(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
+    """Of runs that were watched: the cores of every task, a picture a run; what went through the interfaces."""
+    bytes_of = []
+    for name, cell in _tasks(cells):
+        watched = _watched(cell)
+        tasks = dict.fromkeys(task for look in watched.looks for task in look.cores)
+        cores = [
+            (task, [(look.at_s, look.cores[task]) for look in watched.looks if task in look.cores]) for task in tasks
+        ]
+        if cores:
+            lines = tuple(Line(task, tuple(x for x, _ in seen), tuple(y for _, y in seen)) for task, seen in cores)
+            yield Lines(
+                name=name_of(name, "cores"), title=f"Processor over time: {name}", x_label="seconds",
+                y_label="cores", lines=lines,
+            )  # fmt: skip
+        if any((rates := watched.mb_per_s())[1]):
+            bytes_of.append(Line(name, *rates))
+    for start in range(0, len(bytes_of), MOST_LINES):
+        yield Lines(
+            name=name_of(table, "interfaces"), title=f"All interfaces over time: {table}", x_label="seconds",
+            y_label="MB a second", lines=tuple(bytes_of[start : start + MOST_LINES]),
+        )  # fmt: skip
+
+
+def _watched(cell: Measured) -> Watched:
+    try:
+        return msgspec.json.decode(cell.told, type=Watched)
+    except msgspec.MsgspecError:
+        return Watched()  # a shape of the script's own
 
 
 def parts(result: Result) -> Iterable[Bars]:

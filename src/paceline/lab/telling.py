@@ -7,13 +7,16 @@ nothing printed. Must never leave out a failure.
 import msgspec
 
 from paceline.lab import tables
-from paceline.lab.cells import NONE, NOT_BROKEN, REMARK
+from paceline.lab.cells import NONE, NOT_BROKEN, REMARK, mark
 from paceline.lab.facts import facts, parts_of, row_words
 from paceline.lab.limits import Limit, Verdict, verdict
 from paceline.lab.lines import Failure, Line, Measured, Origin, Result, families
+from paceline.telemetry.usage import MEASURED, GpuUse
 
 ROWS = "Side by side"
 ROW_COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "verdict")
+CARDS = "Cards, mean / peak (of at most)"
+CARD_COLUMNS = ("run", "task", "GPU", "fan %", "°C", "W", "MiB", "busy %", "card")  # as telemetry/usage.MEASURED
 PARTS = "Where a step goes, µs"
 FAILED = "Failed"
 ROOM = "their ps apply less than a fifth of the time, so another ps would not pay"
@@ -31,6 +34,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 def sections(result: Result) -> list[Section]:
     """All tables of a result, in the order in which they were measured."""
     told = [_whole_runs(result, title) for title in result.tables]
+    told += [cards for title in result.tables if (cards := _cards(result, title)).lines]
     told += _said(result)
     told += [_rows(result)] if result.rows else []
     told += _parts(result)
@@ -39,15 +43,6 @@ def sections(result: Result) -> list[Section]:
         lines: list[tuple[str, ...]] = [(failure.scenario, mark(failure.cause)) for failure in loose]
         told.append(Section(title=FAILED, columns=("what", REMARK), lines=lines))
     return told
-
-
-def mark(cause: str) -> str:
-    """How a failure is told in a table: what is nobody's fault is not called one.
-
-    >>> mark("it ended"), mark("missing: no ray")
-    ('failed: it ended', 'missing: no ray')
-    """
-    return cause if cause.startswith(NOT_BROKEN) else f"failed: {cause}"
 
 
 def _whole_runs(result: Result, title: str) -> Section:
@@ -71,7 +66,7 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
     found = {
         name: verdict(facts(result, runs[0]))
         for name, runs in families(cells).items()
-        if runs[0].done.workers  # a process alone has nobody to wait for
+        if runs[0].workers  # a process alone has nobody to wait for
     }
     alike: dict[str, list[str]] = {}
     for name, each in found.items():
@@ -83,6 +78,32 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
         ("; ".join(names), str(Verdict(limit=Limit.UNKNOWN, because=because, advice=ROOM)))
         for because, names in together
     ]
+
+
+def _cards(result: Result, title: str) -> Section:
+    """What the cards of the first run of each family did, in the columns of document 000."""
+    lines = [
+        (name, task.name, f"gpu:{gpu.index}", *_card(gpu), gpu.name or NONE)
+        for name, runs in families(result.of(title)).items()
+        for task in runs[0].tasks
+        for gpu in task.gpus
+    ]
+    return Section(title=f"{CARDS}: {title}", columns=CARD_COLUMNS, lines=lines)
+
+
+def _card(gpu: GpuUse) -> tuple[str, ...]:
+    """
+    >>> from paceline.telemetry.usage import Spread
+    >>> _card(GpuUse(index=0, power_w=Spread(30.5, 41.0), power_limit_w=180.0))
+    ('-', '-', '30 / 41 (180)', '-', '-')
+    """
+    limits = {"power_w": gpu.power_limit_w, "memory_mib": gpu.memory_total_mib}
+    told = []
+    for name in MEASURED:
+        spread, limit = getattr(gpu, name), limits.get(name)
+        of = "" if limit is None else f" ({limit:.0f})"
+        told.append(NONE if spread is None else f"{spread.mean:.0f} / {spread.peak:.0f}{of}")
+    return tuple(told)
 
 
 def _said(result: Result) -> list[Section]:

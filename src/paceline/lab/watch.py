@@ -132,7 +132,7 @@ def seen(done: Finished) -> Seen:
     return Seen(
         cores=sum(told.cores(task, last_s) for task in TASKS),
         chief=told.cores("worker:0", last_s) / other if other else 0.0,
-        seconds=last_s or told.seconds,
+        seconds=last_s or told.wall_s,
         step_ms=step_ms(done) or 0.0,
         mb=(told.loopback_bytes + told.outer_bytes) / 1e6,
         samples_per_s=sum(worker.samples_per_s or 0.0 for worker in done.workers),

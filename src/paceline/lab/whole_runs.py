@@ -98,18 +98,18 @@ class WholeRuns:
             done = read(paths, is_alone=not cell.num_ps)
             line = (*cell.labels, *table.line(cell, done))
         except (ClusterError, OSError, msgspec.MsgspecError) as error:
-            self._fail(cell, paths, str(error))
+            self._fail(table, cell, paths, str(error))
             return table.blank(cell, str(error)), Finished(failed=str(error))
         finally:
             self._done += 1
-        self._results.cell(table, cell, done, line, time.monotonic() - began_s)
+        self._results.cell(table, cell, done, line, time.monotonic() - began_s, paths.root.name)
         return line, done
 
-    def _fail(self, cell: Cell, paths: RunPaths, why: str) -> None:
+    def _fail(self, table: Table, cell: Cell, paths: RunPaths, why: str) -> None:
         """This cell is over, and says where its script stood; the rest goes on."""
         self.failures[cell.title] = why
         traceback = last_words(paths)
-        self._results.failed(cell.title, why, traceback)
+        self._results.failed(cell.title, why, traceback, table.title)
         self._progress.say("\n".join([f"{cell.title}: {why}", *(f"  {line}" for line in traceback[-TOLD_LINES:])]))
 
     def _start_and_wait(self, cell: Cell, paths: RunPaths) -> None:

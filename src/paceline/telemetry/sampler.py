@@ -10,17 +10,9 @@ import msgspec
 import psutil
 
 from paceline.cluster.spec import Task
-from paceline.telemetry.usage import MB, Running, TaskUse
+from paceline.telemetry.usage import MB, Look, Running, TaskUse, cores_between
 
 SHORTEST_S = 0.2  # between two looks; in less time the system's clock ticks tell nothing
-
-
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a task: the process, and all that it has started."""
-
-    at_s: float
-    cpu_s: float  # since its start
-    rss_bytes: int
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +29,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._first_s: dict[Task, float] = {}
-        self._last: dict[Task, Sample] = {}
+        self._last: dict[Task, Look] = {}
         self._cores_max: dict[Task, float] = {}
         self._rss_max: dict[Task, int] = {}
         self._rss: dict[Task, Running] = {}
@@ -45,7 +37,7 @@ class Sampler:
     def begin(self, task: Task, now_s: float) -> None:
         """A task starts now."""
         self._first_s[task] = now_s
-        self._last[task] = Sample(at_s=now_s, cpu_s=0.0, rss_bytes=0)
+        self._last[task] = Look(at_s=now_s, cpu_s=0.0, rss_bytes=0)
 
     def look(self, pids: Mapping[Task, int], now_s: float) -> dict[Task, tuple[float, int]]:
         """For each task that is there: the cores it used since the last look, and its memory in bytes."""
@@ -56,12 +48,12 @@ class Sampler:
                 seen[task] = (self.note(task, sample), sample.rss_bytes)
         return seen
 
-    def note(self, task: Task, sample: Sample) -> float:
+    def note(self, task: Task, sample: Look) -> float:
         """Take in one look; the cores used since the one before come back.
 
         >>> sampler = Sampler()
         >>> sampler.begin(Task("ps", 0), 10.0)
-        >>> sampler.note(Task("ps", 0), Sample(at_s=12.0, cpu_s=1.0, rss_bytes=5))
+        >>> sampler.note(Task("ps", 0), Look(at_s=12.0, cpu_s=1.0, rss_bytes=5))
         0.5
         """
         before = self._last[task]
@@ -76,7 +68,7 @@ class Sampler:
     def end(self, task: Task, cpu_s: float, now_s: float) -> None:
         """It has ended, and used so much in all, which the system knows better than the last look."""
         before = self._last[task]
-        self._last[task] = Sample(at_s=now_s, cpu_s=max(before.cpu_s, cpu_s), rss_bytes=before.rss_bytes)
+        self._last[task] = Look(at_s=now_s, cpu_s=max(before.cpu_s, cpu_s), rss_bytes=before.rss_bytes)
 
     def utilisation(self, task: Task) -> Utilisation:
         """All of it, once the task has ended."""
@@ -102,17 +94,7 @@ class Sampler:
         )
 
 
-def cores_between(before: Sample, after: Sample) -> float:
-    """Processor seconds a second between two looks; a child that ended may have taken its time along.
-
-    >>> cores_between(Sample(at_s=0.0, cpu_s=1.0, rss_bytes=0), Sample(at_s=2.0, cpu_s=4.0, rss_bytes=0))
-    1.5
-    """
-    passed_s = after.at_s - before.at_s
-    return max(0.0, after.cpu_s - before.cpu_s) / passed_s if passed_s > 0 else 0.0
-
-
-def look_at(pid: int, now_s: float) -> Sample | None:
+def look_at(pid: int, now_s: float) -> Look | None:
     """A process and its descendants now; None when it is gone."""
     try:
         top = psutil.Process(pid)
@@ -125,4 +107,4 @@ def look_at(pid: int, now_s: float) -> Sample | None:
             times = process.cpu_times()
             cpu_s += times.user + times.system
             rss_bytes += process.memory_info().rss
-    return Sample(at_s=now_s, cpu_s=cpu_s, rss_bytes=rss_bytes)
+    return Look(at_s=now_s, cpu_s=cpu_s, rss_bytes=rss_bytes)

@@ -14,9 +14,9 @@ MB = 1e6
 class Net(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes since the host's start on its interfaces: a card that is bridged, or encapsulated, counts twice."""
 
-    outer_sent_bytes: int
-    outer_received_bytes: int
-    loopback_bytes: int
+    outer_sent_bytes: int = 0
+    outer_received_bytes: int = 0
+    loopback_bytes: int = 0
 
     def since(self, before: "Net") -> "Net":
         return Net(
@@ -161,6 +161,10 @@ class Usage:
 
 
 def cores_between(before: Look, after: Look) -> float:
-    """Processor seconds a second; a child that ended may have taken its time along."""
+    """Processor seconds a second; a child that ended may have taken its time along.
+
+    >>> cores_between(Look(at_s=0.0, cpu_s=1.0, rss_bytes=0), Look(at_s=2.0, cpu_s=4.0, rss_bytes=0))
+    1.5
+    """
     passed_s = after.at_s - before.at_s
     return max(0.0, after.cpu_s - before.cpu_s) / passed_s if passed_s > 0 else 0.0

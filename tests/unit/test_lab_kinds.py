@@ -64,7 +64,7 @@ def test_seeds_has_the_recipe_and_the_figures_of_document_000() -> None:
         ("0.001", "550", "100"),
         ("0.002", "550", "100"),
     }
-    figures = {row.number: (row.epoch_s, row.topology.document) for row in seeds.ROWS[:9]}
+    figures = {row.number: (row.times.epoch_s, row.topology.document) for row in seeds.ROWS[:9]}
     assert figures == {
         "0": ((1.3,), 0.72),
         "1": ((3.8,), 0.72),
@@ -76,12 +76,11 @@ def test_seeds_has_the_recipe_and_the_figures_of_document_000() -> None:
         "7": ((4.2, 6.2), 0.80),
         "8": ((5.75, 5.85, 6.5), 0.83),
     }
-    assert [row.first_s for row in seeds.ROWS[5:9]] == [(9, 37), (40, 38), (15.5, 37), (12, 42, 37)]
+    assert [row.times.first_s for row in seeds.ROWS[5:9]] == [(9, 37), (40, 38), (15.5, 37), (12, 42, 37)]
     assert flag(found(only(seeds.matrix(True), "single process").tables[0].cells, "single"), "--times") == "3"
 
 
-def test_seeds_are_as_many_as_were_asked_for() -> None:
-    assert {cell.labels[2] for cell in seeds.matrix(num_seeds=2).tables[0].cells} == {"1", "2"}
+def test_quick_is_the_short_recipe_from_one_seed() -> None:
     quick = seeds.matrix(is_quick=True).tables[0].cells
     assert {(cell.labels[2], flag(cell, "--batches")) for cell in quick} == {("1", "55")}
 
@@ -201,9 +200,9 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
         workers = [Worker(index=n, step_ms=StepMs(2.0, 3.0), samples_per_s=100.0) for n in (0, 1)]
         ended.append((cell, told(value, *workers)))
     lines = {(line[0], line[1]): line for line in watch.verdict_lines(ended)}
-    assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds")
-    assert lines["C37", "more data: cores unchanged"][-1] == "it holds"
-    assert lines["C41", "divided servers: slower steps"][-1] == "it does not hold"
+    assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds; one run each")
+    assert lines["C37", "more data: cores unchanged"][-1] == "it holds; one run each"
+    assert lines["C41", "divided servers: slower steps"][2:] == ("1.00", "-", "it does not hold; one run each")
     assert {name for name, _ in lines} == {"C36", "C37", "C38", "C39", "C40", "C41", "C42"}
     assert all(len(line) == len(watch.VERDICTS.columns) + 1 for line in lines.values())
     assert line_of(table, *ended[0])["loopback MB"] == "1.0"
@@ -260,7 +259,8 @@ def pushes(count: int, us: float, workers: int = 1) -> Pushes:
 
 def test_scale_has_every_load_workers_ps_and_lane() -> None:
     cells = scale.matrix().tables[0].cells
-    assert len(cells) == 3 * 6 * 3 * 2
+    assert len(cells) == 3 * 6 * 3 * 3
+    assert {(cell.labels[1], flag(cell, "--lane")) for cell in cells} == {(lane, lane) for lane in ("shm", "tcp", "grpc")}
     assert {flag(cell, "--bytes") for cell in cells} == {"1000", "1000000", "100000000"}
     assert {int(flag(cell, "--workers")) for cell in cells} == {1, 2, 4, 8, 16, 32}
     assert {int(flag(cell, "--ps")) for cell in cells} == {1, 2, 4}
@@ -280,6 +280,6 @@ def test_how_a_push_grows_is_told() -> None:
     runs = [told(pushes(1000, 100.0)), told(pushes(400, 250.0, 4)), told(pushes(100, 850.0, 16))]
     ended = list(zip(kind, runs, strict=True))
     (line,) = scale.verdict_lines(ended)
-    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (of 4)", "full with 4 workers")
+    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (of 4)", "full with 4 workers; one run each")
     assert line_of(table, *ended[0])["MB/s"] == "2000"
     assert growth([(4, 1.0)]) is None

@@ -130,8 +130,18 @@ def test_ours_stand_beside_each_of_theirs() -> None:
     lines = peers.between(measured(ONE=[1.1], RAY_ONE=[11.0]))
     assert len(lines) == len(peers.PAIRS)
     assert {len(line) for line in lines} == {len(MATRIX.verdicts[1].columns) + 1}
-    assert ("1 ps + 1 worker", "Ray actors", "110", "1100", "10.00", "1.10", "11.00", "") in lines
+    assert ("1 ps + 1 worker", "Ray actors", "110", "1100", "10.00", "1.10", "11.00", peers.OF_RATIOS) in lines
     assert lines[0] == ("1 ps + 1 worker", "TensorFlow's runtime", "110", "-", "-", "1.10", "-", "not measured")
+
+
+def test_times_of_different_groups_are_not_divided() -> None:
+    """The machine is half as fast when the second group is measured: nobody is slower for that."""
+    later = [Pair(0, 440.0, 200.0)]
+    pairs = {peers.ONE: [Pair(0, 110.0, 100.0)], peers.RPC_ONE: later, peers.STRATEGY_ONE: later, peers.TF_ONE: later}
+    lines = {line[1]: line for line in peers.between(Measured(pairs=pairs, others={})) if line[0] == "1 ps + 1 worker"}
+    assert lines["torch RPC"][2:] == ("110", "440", "2.00", "1.10", "2.20", peers.OF_RATIOS)
+    assert lines["ParameterServerStrategy"][2:] == ("110", "440", "4.00", "1.10", "2.20", peers.APART)
+    assert lines["TensorFlow's runtime"][2:] == ("110", "440", "4.00", "1.10", "2.20", "")
 
 
 # --- processes ----------------------------------------------------------------------------------------------------

@@ -111,7 +111,8 @@ def _verdict(kind: tuple[str, ...], told: dict[int, Pushes]) -> tuple[str, ...]:
 
 def _remark(per_s: dict[int, float]) -> str:
     full = full_from(per_s)
-    return "it grows to the end" if full is None else f"full with {full} worker{'s' if full > 1 else ''}"
+    told = "it grows to the end" if full is None else f"full with {full} worker{'s' if full > 1 else ''}"
+    return f"{told}; one run each"
 
 
 def full_from(per_s: dict[int, float]) -> int | None:

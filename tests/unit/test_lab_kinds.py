@@ -1,16 +1,18 @@
 """DO the matrices of the documents ask what the documents asked? Recipes, figures, titles, lines, what is skipped."""
 
 import doctest
+import time
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
-from paceline.lab import MATRICES, cards, hosts_script, scale, seeds, towers, watch
+from paceline.lab import MATRICES, cards, cards_script, hosts_script, scale, seeds, towers, watch
 from paceline.lab.accuracy import SINGLE
 from paceline.lab.cells import REMARK, Cell, Finished, Table, Worker, settings_text
-from paceline.lab.curves import Curve, Point
+from paceline.lab.curves import Curve, Point, Timed
 from paceline.lab.hosts import Host
 from paceline.lab.learned import Learned
 from paceline.lab.learned import Point as LearnedPoint
@@ -214,32 +216,65 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
 def curve(at_s: float | None, seconds: float = 10.0) -> Curve:
     point = Point(at_s, 50, 0.7) if at_s is not None else None
     points = [point] if point else [Point(1.0, 5, 0.1)]
-    return Curve(seconds=seconds, updates=100, reached=point, points=points, tail=[], jitter=0.1, device="/cpu:0")
+    timed = Timed(samples=3200, began_s=5.0, ended_s=5.0 + seconds)
+    return Curve(
+        seconds=seconds, updates=100, reached=point, points=points, tail=[], jitter=0.1, device="/cpu:0", timed=timed
+    )
 
 
 def test_cards_tells_time_to_score_beside_throughput() -> None:
     table = cards.matrix(True).tables[0]
     one, two = found(table.cells, "one device, seed"), found(table.cells, "two devices, towers")
-    ended = [(one, told(curve(8.0))), (two, told(curve(2.0)))]
+    ended = [(one, told(curve(8.0))), (two, told(curve(2.0, seconds=5.0)))]
     line = line_of(table, *ended[0])
     assert (line["samples/s"], line["on"], line[REMARK]) == ("320", "/cpu:0", "")
     lines = {line[0]: line for line in cards.verdict_lines(ended)}
     assert lines["two devices, towers of one process"][1:] == (
-        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner",
+        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner; one run",
     )  # fmt: skip
-    noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=5.0)))])[1]
-    assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples"
+    noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=2.5)))])[1]
+    assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples; one run"
     assert line_of(table, two, told(curve(None)))[REMARK] == "the score was not reached"
-    assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == "C25: no score to compare"
+    assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == (
+        "C25: no score to compare; one run"
+    )
 
 
 def test_cards_has_one_device_two_devices_two_machines() -> None:
     ways = [(len(c.hosts) or 1, c.num_workers, c.num_ps) for c in cards.matrix(True).tables[0].cells]
     assert set(ways) == {(1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1), (2, 2, 1)}
-    workers = [Worker(index=n, metrics={cards.SAMPLES_PER_S: 50.0, cards.DEVICE: float(n)}) for n in (0, 1)]
+    window: dict[str, float | None] = {cards.SAMPLES: 500.0, cards.BEGAN_S: 7.0, cards.ENDED_S: 17.0}
+    workers = [Worker(index=n, metrics={**window, cards.DEVICE: float(n)}) for n in (0, 1)]
     cell = found(cards.matrix(True).tables[0].cells, "two devices, 1 ps + 2 workers, sync")
     assert cards.throughput(cell, told(curve(1.0), *workers)) == 100.0
     assert cards.device(told(curve(1.0), *workers)) == "1 of 2 on a card"
+
+
+def test_workers_that_trained_one_after_the_other_are_no_faster_than_one() -> None:
+    cell = found(cards.matrix(True).tables[0].cells, "two devices, 1 ps + 2 workers, async")
+    workers = [
+        Worker(index=n, metrics={cards.SAMPLES: 500.0, cards.BEGAN_S: 10.0 * n, cards.ENDED_S: 10.0 * (n + 1)})
+        for n in (0, 1)
+    ]
+    assert cards.throughput(cell, told(curve(1.0), *workers)) == 50.0
+    assert cards.throughput(cell, told(curve(1.0), Worker(index=0))) is None, "it told nothing"
+
+
+def test_steps_that_warm_a_device_up_are_not_in_its_throughput() -> None:
+    args = cards_script.arguments(["--steps", "25", "--batch", "4", "--towers", "2"])
+    ended_s: list[float] = []
+
+    def step() -> float:
+        ended_s.append(time.monotonic())
+        return 1.0
+
+    course = cards_script.course(args, None, torch.nn.Linear(1, 1), step, lambda: len(ended_s), looks=False)
+    assert course.updates == 25 and course.timed is not None
+    assert course.timed.samples == (25 - cards_script.WARM_UP) * 4 * 2
+    assert ended_s[cards_script.WARM_UP - 1] <= course.timed.began_s <= ended_s[cards_script.WARM_UP]
+    assert course.timed.ended_s >= ended_s[-1]
+    with pytest.raises(SystemExit):
+        cards_script.arguments(["--steps", str(cards_script.WARM_UP)])
 
 
 def test_towers_divide_the_same_samples() -> None:

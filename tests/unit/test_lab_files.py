@@ -319,7 +319,9 @@ def test_set_restricts_a_built_in_matrix() -> None:
     rows = {row.title for row in peers.rows}
     assert {peers_matrix.SYNC, peers_matrix.DDP, peers_matrix.TF_ONE, peers_matrix.START} <= rows
     assert not {peers_matrix.ONE, peers_matrix.ASYNC} & rows
-    assert {each.name for each in peers.scenarios} == {name for row in peers.rows for name in (row.scenario, row.beside)}
+    assert {each.name for each in peers.scenarios} == {
+        name for row in peers.rows for name in (row.scenario, row.beside)
+    }
     modes, _ = chosen(Request(matrix="modes", sets=("mode=sync", "workers=2")))
     assert {(cell.settings.mode, cell.num_workers) for table in modes.tables for cell in table.cells} == {("sync", 2)}
     accuracy, _ = chosen(Request(matrix="accuracy", sets=("mode=sync",), seeds=1))
@@ -337,7 +339,9 @@ def test_set_restricts_a_built_in_matrix() -> None:
 def test_seeds_of_built_in_matrices() -> None:
     seeds = {cell.seed for cell in chosen(Request(matrix="accuracy", seeds=2))[0].tables[0].cells}
     assert seeds == {1, 2}
-    repeated = {name for name in MATRICES if axes.seeds_of(c for table in MATRICES[name](False).tables for c in table.cells)}
+    repeated = {
+        name for name in MATRICES if axes.seeds_of(c for table in MATRICES[name](False).tables for c in table.cells)
+    }
     assert repeated == set(axes.SEEDED)
     assert {cell.seed for cell in chosen(Request(matrix="cards", seeds=1))[0].tables[0].cells} == {1}
     for matrix, count, told in (

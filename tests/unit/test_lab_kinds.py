@@ -295,7 +295,9 @@ def pushes(count: int, us: float, workers: int = 1) -> Pushes:
 def test_scale_has_every_load_workers_ps_and_lane() -> None:
     cells = scale.matrix().tables[0].cells
     assert len(cells) == 3 * 6 * 3 * 3
-    assert {(cell.labels[1], flag(cell, "--lane")) for cell in cells} == {(lane, lane) for lane in ("shm", "tcp", "grpc")}
+    assert {(cell.labels[1], flag(cell, "--lane")) for cell in cells} == {
+        (lane, lane) for lane in ("shm", "tcp", "grpc")
+    }
     assert {flag(cell, "--bytes") for cell in cells} == {"1000", "1000000", "100000000"}
     assert {int(flag(cell, "--workers")) for cell in cells} == {1, 2, 4, 8, 16, 32}
     assert {int(flag(cell, "--ps")) for cell in cells} == {1, 2, 4}
@@ -315,6 +317,15 @@ def test_how_a_push_grows_is_told() -> None:
     runs = [told(pushes(1000, 100.0)), told(pushes(400, 250.0, 4)), told(pushes(100, 850.0, 16))]
     ended = list(zip(kind, runs, strict=True))
     (line,) = scale.verdict_lines(ended)
-    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (of 4)", "full with 4 workers; one run each")
+    assert line == (
+        "1 MB",
+        "shm",
+        "1",
+        "50",
+        "50",
+        "8.50 (1 to 16)",
+        "1600 (of 4)",
+        "full with 4 workers; one run each",
+    )
     assert line_of(table, *ended[0])["MB/s"] == "2000"
     assert growth([(4, 1.0)]) is None

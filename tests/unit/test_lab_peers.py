@@ -3,7 +3,6 @@
 import doctest
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -221,21 +220,3 @@ def test_an_import_that_fails_is_no_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Exception, match="ended with exit code 3"):
         imports(2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["torch RPC, 1 ps + 1", "first step"])
-@pytest.mark.timeout(150)
-def test_a_tiny_run_of_a_group_of_its_own(text: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "lab", "run", "peers", "--reps", "1", "--steps", "5"]
-    done = subprocess.run(
-        [*command, "--only", text, "--out", str(tmp_path)], capture_output=True, text=True, timeout=140
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "part 2 of 2" in done.stdout and "failed" not in done.stdout and "did not end" not in done.stdout
-    row = re.search(rf"^{re.escape(text)}.*|.*{re.escape(text)}  +\d.*", done.stdout, re.M)
-    assert row is not None and "The bars" in done.stdout and "Between the systems" in done.stdout
-    (path,) = tmp_path.rglob("results*.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len([line for line in lines if line["kind"] == "row"]) == 2
-    assert len([line for line in lines if line["kind"] == "verdicts"]) == 2

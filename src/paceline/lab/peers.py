@@ -54,7 +54,8 @@ APART = "not measured together: the machine's mood is in it"
 NOTE = (
     "Ratios: each to one process of the same framework, measured right before and after it. theirs ÷ ours: of the "
     "times of a step where both were measured together; of the ratios where they were not, and both are to the same "
-    "single process, because the machine may be another a quarter of an hour later. Every system: the same model, data, batch of 100 a worker, SGD, one thread a process."
+    "single process, because the machine may be slower by then. Every system: "
+    "the same model, data, batch of 100 a worker, SGD, one thread a process."
 )
 
 

@@ -19,7 +19,7 @@ SCRIPT = "paceline.lab.cards_script"
 SAMPLES, BEGAN_S, ENDED_S, DEVICE = "timed_samples", "timed_from_s", "timed_until_s", "on_a_card"  # what workers log
 BATCH = 32  # of each device
 STEPS, SCORE, SEEDS = 600, 0.9, 3
-QUICK_STEPS, QUICK_SCORE = 80, 0.15
+QUICK_STEPS, QUICK_SCORE = 120, 0.15
 MOST = 1.2  # of what so many devices can do at most; above it something else than training was measured
 ONE = "one device"
 

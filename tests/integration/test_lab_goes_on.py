@@ -10,7 +10,7 @@ from processes import Gate, Processes
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING
 
-LONG_S = 200.0
+LONG_S = 220.0
 SCRIPT = """
 import os, pathlib, socket, sys, paceline, torch
 here, part = pathlib.Path(__file__).parent, sys.argv[2]

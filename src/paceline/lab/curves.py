@@ -1,6 +1,6 @@
 """HOW calmly did a model learn? What a training script tells of its course, and how that becomes three numbers.
 
-Written by lab/mnist_script and lab/ema_script, read by lab/modes. Pure: no clock, no file, no torch.
+Written by lab/mnist_script, lab/ema_script and lab/cards_script, read by lab/modes and lab/cards. Pure: no clock, no file, no torch.
 """
 
 import math

@@ -27,7 +27,7 @@ from paceline.telemetry.records import StepMs
 KINDS = ("seeds", "watch", "cards", "towers", "scale")
 
 
-@pytest.mark.parametrize("name", ["seeds", "watch", "watched", "curves", "scale", "pushes", "cells", "hosts_script"])
+@pytest.mark.parametrize("name", ["seeds", "watch", "watched", "scale", "pushes", "cells", "hosts_script"])
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 

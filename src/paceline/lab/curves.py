@@ -1,6 +1,7 @@
 """HOW calmly did a model learn? What a training script tells of its course, and how that becomes three numbers.
 
-Written by lab/mnist_script, lab/ema_script and lab/cards_script, read by lab/modes and lab/cards. Pure: no clock, no file, no torch.
+Written by lab/mnist_script, lab/ema_script and lab/cards_script, read by lab/modes and lab/cards. Pure: no
+clock, no file, no torch.
 """
 
 import math

@@ -90,6 +90,7 @@ PURE = [
     "lab/looks.py",
     "lab/document_runs.py",
     "lab/document_rows.py",
+    "lab/document_times.py",
     "lab/documents.py",
     "lab/tensorflow.py",
     "lab/axes.py",

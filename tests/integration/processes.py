@@ -32,9 +32,12 @@ OURS = ("PACELINE_", "TF_CONFIG", "OMP_NUM_THREADS", "CI", "COLUMNS", "FORCE_COL
 class Process:
     """One process that a test has started, and what it has printed so far."""
 
-    def __init__(self, command: list[str], cwd: Path, environ: dict[str, str], name: str, in_terminal: bool) -> None:
+    def __init__(
+        self, command: list[str], cwd: Path, environ: dict[str, str], name: str, in_terminal: bool, within_s: float
+    ) -> None:
         self.name = name
-        self._deadline = time.monotonic() + DEADLINE_S
+        self._within_s = within_s
+        self._deadline = time.monotonic() + within_s
         self._news = threading.Condition()
         self._lines: list[str] = []
         self._is_read = False
@@ -92,7 +95,9 @@ class Process:
         try:
             code = self.popen.wait(self._left_s())
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {DEADLINE_S:g} s, it said:\n{self.text}") from None
+            raise AssertionError(
+                f"{self.name} did not end within {self._within_s:g} s, it said:\n{self.text}"
+            ) from None
         with self._news:
             self._news.wait_for(lambda: self._is_read, self._left_s())
         return code
@@ -149,12 +154,18 @@ class Processes:
         return path.read_text().splitlines() if path.exists() else []
 
     def start(
-        self, *command: object, name: str = "", cwd: Path | None = None, in_terminal: bool = False, **extra: str
+        self,
+        *command: object,
+        name: str = "",
+        cwd: Path | None = None,
+        in_terminal: bool = False,
+        within_s: float = DEADLINE_S,
+        **extra: str,
     ) -> Process:
-        """Start a command; `extra` goes into its environment."""
+        """Start a command that ends within so many seconds; `extra` goes into its environment."""
         words = [str(word) for word in command]
         name = name or " ".join(words[:3])
-        process = Process(words, cwd or self.folder, self.environ(**extra), name, in_terminal)
+        process = Process(words, cwd or self.folder, self.environ(**extra), name, in_terminal, within_s)
         self._started.append(process)
         return process
 

@@ -1,12 +1,15 @@
 """DO a cell's hosts work as processes? A cluster over two network namespaces, watched; and forked null workers."""
 
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from processes import Processes
+from process_fixtures import PROGRAMS
+from processes import AUDIT, Gate, Processes
 
+from paceline.cluster.spec import Task
 from paceline.lab.curves import TOLD
 from paceline.lab.hosts import hosts, lacking
 from paceline.lab.processes import output_of
@@ -50,6 +53,22 @@ def test_a_cluster_over_two_hosts_is_watched(processes: Processes, tmp_path: Pat
     assert seen.outer_bytes > 5 * 2 * MODEL_BYTES  # worker 1's gradients and parameters
     assert seen.loopback_bytes < MODEL_BYTES  # worker 0 shares memory with the ps
     assert seen.cores("worker:1") > 0
+
+
+def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(
+    processes: Processes, gate: Gate, tmp_path: Path
+) -> None:
+    """Its worker stands still: whoever waited for that one would be killed by the lab, and the ps with it."""
+    program = ("-m", "train", f"--gate=0:5:{gate.path}")
+    hosts_flag = ("--run-dir", tmp_path / "run", "--hosts", "ps:0,worker:0")
+    run = processes.start(
+        sys.executable, "-m", "paceline.lab.hosts_script", *hosts_flag, *program, PYTHONPATH=f"{AUDIT}:{PROGRAMS}"
+    )
+    standing = gate.arrival()
+    run.signal(signal.SIGINT)
+    assert run.end() != 0
+    standing.release()  # not before: it is still there when everything ends
+    assert "ps:0 served 5 updates" in RunPaths(tmp_path / "run").logs(Task("ps", 0)).read_text()
 
 
 def test_null_workers_push_and_all_end(processes: Processes, tmp_path: Path) -> None:

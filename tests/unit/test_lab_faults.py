@@ -100,6 +100,8 @@ def test_what_a_soak_cannot_take_is_refused() -> None:
         soak_minutes(Request(matrix="soak", reps=3))
     with pytest.raises(UsageError, match="a day at most"):
         soak_minutes(Request(matrix="soak", minutes=-1.0))
+    with pytest.raises(UsageError, match="--minutes is 0; it must be above 0"):
+        soak_minutes(Request(matrix="soak", minutes=0.0))
     assert soak_minutes(Request(matrix="soak")) == 30 and soak_minutes(Request(matrix="soak", is_quick=True)) == 3
 
 

@@ -8,13 +8,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from paceline.cli.lab import KNOWN
 from paceline.cli.main import main as cli
 from paceline.errors import EXIT_USAGE, UsageError
-from paceline.lab import MATRICES, axes, user_file, user_matrix
+from paceline.lab import MATRICES, axes, scale, user_file, user_matrix
+from paceline.lab import peers as peers_matrix
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
-from paceline.lab.run import Request, chosen
+from paceline.lab.kept import earlier
+from paceline.lab.result import provenance_of
+from paceline.lab.run import SOAK, Request, chosen
 from paceline.lab.scenario import Matrix
 from paceline.lab.user_file import line_of, parse
+from paceline.lab.whole_runs import command_of
+from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +97,22 @@ def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
     assert cells[-1].program == ("train.py", "--seed", "1") and cells[-1].title == "1 ps + 2 workers, seed 1"
     assert cells_of('seeds = [7]\nseed_flag = "--random"')[0].program == ("train.py", "--random", "7")
     assert cells_of('seeds = [7]\nseed_flag = ""')[0].program == ("train.py",)
+
+
+def test_only_leaves_what_its_cells_are_compared_with(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALL + "beside = { workers = 1 }\n[axes]\nworkers = [1, 2, 3]")
+    matrix, _ = chosen(Request(matrix=str(path), only="3 workers", reps=2))
+    cells = matrix.tables[0].cells
+    beside, again, asked = "1 ps + 1 worker", "A/A: 1 ps + 1 worker", "1 ps + 3 workers"
+    assert sorted(cell.labels[0] for cell in cells) == sorted(2 * [beside, again, asked])
+    one, _ = chosen(Request(matrix=str(path), only="3 workers, repetition 2", reps=2))
+    assert {(cell.labels[0], cell.repetition) for cell in one.tables[0].cells} == {
+        (beside, 1), (again, 1), (asked, 1),
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="Nothing in mine has 'four'"):
+        chosen(Request(matrix=str(path), only="four"))
 
 
 def test_ratios_are_interleaved_with_an_a_a_row() -> None:
@@ -235,6 +257,34 @@ def test_a_file_that_cannot_be_run_ends_with_2(
     assert told in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("stem", "name"), [("mine", "mine"), ("a[1]", "a-1"), ("my runs, two", "my-runs-two"), ("ä.b+c", "ä.b+c")]
+)
+def test_a_file_without_a_name_gets_one_that_a_folder_can_have(stem: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / f"{stem}.toml"
+    path.write_text(SMALL)
+    asked = user_file.load(path)
+    assert asked.name == name
+    results = tmp_path / "out" / f"{asked.name}-1" / "results.jsonl"
+    results.parent.mkdir(parents=True)
+    matrix = user_matrix.made(asked).matrix
+    results.write_bytes(msgspec.json.encode({"kind": "provenance", **msgspec.to_builtins(provenance_of(matrix, 0.0))}))
+    assert [found for found, _ in earlier(tmp_path / "out", matrix.name)] == [results], "it goes on later"
+
+
+def test_a_file_whose_name_is_no_name_is_told_to_have_one(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "[].toml"
+    path.write_text(SMALL)
+    with pytest.raises(UsageError, match=r"give it a name: name = "):
+        user_file.load(path)
+
+
+def test_the_help_lists_every_matrix() -> None:
+    assert sorted(KNOWN) == sorted([*MATRICES, SOAK])
+
+
 # --- --set and --seeds --------------------------------------------------------------------------------------------
 
 
@@ -262,7 +312,16 @@ def test_set_replaces_the_axes_of_a_file(tmp_path: Path) -> None:
 def test_set_restricts_a_built_in_matrix() -> None:
     overhead, _ = chosen(Request(matrix="overhead", sets=("lane=tcp",)))
     titles = [row.title for row in overhead.rows]
-    assert titles[0].startswith("A/A") and titles[1] == "1 ps + 1 worker, tcp" and len(titles) == 2
+    assert titles[0].startswith("A/A") and titles[1:] == [
+        "1 ps + 1 worker, tcp", "PyTorch DDP (gloo), 2 processes", "40 MB there and back, tcp, over a raw socket",
+    ]  # fmt: skip
+    peers, _ = chosen(Request(matrix="peers", sets=("mode=sync",)))
+    rows = {row.title for row in peers.rows}
+    assert {peers_matrix.SYNC, peers_matrix.DDP, peers_matrix.TF_ONE, peers_matrix.START} <= rows
+    assert not {peers_matrix.ONE, peers_matrix.ASYNC} & rows
+    assert {each.name for each in peers.scenarios} == {
+        name for row in peers.rows for name in (row.scenario, row.beside)
+    }
     modes, _ = chosen(Request(matrix="modes", sets=("mode=sync", "workers=2")))
     assert {(cell.settings.mode, cell.num_workers) for table in modes.tables for cell in table.cells} == {("sync", 2)}
     accuracy, _ = chosen(Request(matrix="accuracy", sets=("mode=sync",), seeds=1))
@@ -280,10 +339,15 @@ def test_set_restricts_a_built_in_matrix() -> None:
 def test_seeds_of_built_in_matrices() -> None:
     seeds = {cell.seed for cell in chosen(Request(matrix="accuracy", seeds=2))[0].tables[0].cells}
     assert seeds == {1, 2}
+    repeated = {
+        name for name in MATRICES if axes.seeds_of(c for table in MATRICES[name](False).tables for c in table.cells)
+    }
+    assert repeated == set(axes.SEEDED)
+    assert {cell.seed for cell in chosen(Request(matrix="cards", seeds=1))[0].tables[0].cells} == {1}
     for matrix, count, told in (
         ("accuracy", 9, "--seeds is 9, and accuracy has 5: 1, 2, 3, 4, 5."),
         ("accuracy", 0, "--seeds is 0; it must be at least 1."),
-        ("modes", 2, "modes is not repeated over seeds"),
+        ("modes", 2, "modes is not repeated over seeds; --seeds is for accuracy, budget, cards, seeds and TOML files."),
         ("soak", 2, "A soak is one run: --set and --seeds"),
     ):
         with pytest.raises(UsageError, match=re.escape(told)):
@@ -296,11 +360,34 @@ def cli_like(request: Request) -> None:
     main(msgspec.structs.replace(request, is_dry=True))
 
 
+ALL_ALIKE = {"documents", "apply", "towers"}  # matrices whose clusters do not differ in flags of `paceline run`
+
+
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_axes_of_every_matrix_can_be_set(name: str) -> None:
     matrix = MATRICES[name](True)
-    for axis, values in axes.axes_of(matrix).items():
-        assert all(axes.restricted(matrix, {axis: [value]}).titles for value in values)
+    found = axes.axes_of(matrix)
+    assert bool(found) is (name not in ALL_ALIKE), found
+    for axis, values in found.items():
+        for value in values:
+            few = axes.restricted(matrix, {axis: [value]})
+            assert axes.axes_of(few).get(axis) is None, "one value is left, and that of all lines that have the axis"
+            assert axes.clusters(few) and len(few.titles) < len(matrix.titles)
+
+
+def test_values_that_no_line_has_at_once_are_refused() -> None:
+    matrix = MATRICES["overhead"](True)
+    with pytest.raises(UsageError, match="no line of overhead has all of these values at once"):
+        axes.restricted(matrix, {"ps": ["2"], "lane": ["tcp"]})
+
+
+def test_scale_tells_what_it_starts_and_can_be_restricted() -> None:
+    matrix, _ = chosen(Request(matrix="scale", sets=("workers=32", "ps=4", "lane=tcp")))
+    (table,) = matrix.tables
+    assert [cell.labels for cell in table.cells] == [(size, "tcp", "4", "32") for size in ("1 kB", "1 MB", "100 MB")]
+    assert {(cell.num_ps, cell.num_workers, cell.settings.lane) for cell in table.cells} == {(4, 32, "tcp")}
+    assert all(cell.is_alone and cell.command[:3] == ("python", "-m", scale.SCRIPT) for cell in table.cells)
+    assert "--told" in command_of(table.cells[0], RunPaths(Path("x")))
 
 
 # --- the example and the page -------------------------------------------------------------------------------------

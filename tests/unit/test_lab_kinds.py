@@ -1,16 +1,18 @@
 """DO the matrices of the documents ask what the documents asked? Recipes, figures, titles, lines, what is skipped."""
 
 import doctest
+import time
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
-from paceline.lab import MATRICES, cards, hosts_script, scale, seeds, towers, watch
+from paceline.lab import MATRICES, cards, cards_script, hosts_script, scale, seeds, towers, watch
 from paceline.lab.accuracy import SINGLE
 from paceline.lab.cells import REMARK, Cell, Finished, Table, Worker, settings_text
-from paceline.lab.curves import Curve, Point
+from paceline.lab.curves import Curve, Point, Timed
 from paceline.lab.hosts import Host
 from paceline.lab.learned import Learned
 from paceline.lab.learned import Point as LearnedPoint
@@ -65,7 +67,7 @@ def test_seeds_has_the_recipe_and_the_figures_of_document_000() -> None:
         ("0.001", "550", "100"),
         ("0.002", "550", "100"),
     }
-    figures = {row.number: (row.epoch_s, row.topology.document) for row in seeds.ROWS[:9]}
+    figures = {row.number: (row.times.epoch_s, row.topology.document) for row in seeds.ROWS[:9]}
     assert figures == {
         "0": ((1.3,), 0.72),
         "1": ((3.8,), 0.72),
@@ -77,12 +79,11 @@ def test_seeds_has_the_recipe_and_the_figures_of_document_000() -> None:
         "7": ((4.2, 6.2), 0.80),
         "8": ((5.75, 5.85, 6.5), 0.83),
     }
-    assert [row.first_s for row in seeds.ROWS[5:9]] == [(9, 37), (40, 38), (15.5, 37), (12, 42, 37)]
+    assert [row.times.first_s for row in seeds.ROWS[5:9]] == [(9, 37), (40, 38), (15.5, 37), (12, 42, 37)]
     assert flag(found(only(seeds.matrix(True), "single process").tables[0].cells, "single"), "--times") == "3"
 
 
-def test_seeds_are_as_many_as_were_asked_for() -> None:
-    assert {cell.labels[2] for cell in seeds.matrix(num_seeds=2).tables[0].cells} == {"1", "2"}
+def test_quick_is_the_short_recipe_from_one_seed() -> None:
     quick = seeds.matrix(is_quick=True).tables[0].cells
     assert {(cell.labels[2], flag(cell, "--batches")) for cell in quick} == {("1", "55")}
 
@@ -206,9 +207,9 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
         workers = [Worker(index=n, step_ms=StepMs(2.0, 3.0), samples_per_s=100.0) for n in (0, 1)]
         ended.append((cell, told(value, *workers)))
     lines = {(line[0], line[1]): line for line in watch.verdict_lines(ended)}
-    assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds")
-    assert lines["C37", "more data: cores unchanged"][-1] == "it holds"
-    assert lines["C41", "divided servers: slower steps"][-1] == "it does not hold"
+    assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds; one run each")
+    assert lines["C37", "more data: cores unchanged"][-1] == "it holds; one run each"
+    assert lines["C41", "divided servers: slower steps"][2:] == ("1.00", "-", "it does not hold; one run each")
     assert {name for name, _ in lines} == {"C36", "C37", "C38", "C39", "C40", "C41", "C42"}
     assert all(len(line) == len(watch.VERDICTS.columns) + 1 for line in lines.values())
     assert line_of(table, *ended[0])["loopback MB"] == "1.0"
@@ -220,32 +221,65 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
 def curve(at_s: float | None, seconds: float = 10.0) -> Curve:
     point = Point(at_s, 50, 0.7) if at_s is not None else None
     points = [point] if point else [Point(1.0, 5, 0.1)]
-    return Curve(seconds=seconds, updates=100, reached=point, points=points, tail=[], jitter=0.1, device="/cpu:0")
+    timed = Timed(samples=3200, began_s=5.0, ended_s=5.0 + seconds)
+    return Curve(
+        seconds=seconds, updates=100, reached=point, points=points, tail=[], jitter=0.1, device="/cpu:0", timed=timed
+    )
 
 
 def test_cards_tells_time_to_score_beside_throughput() -> None:
     table = cards.matrix(True).tables[0]
     one, two = found(table.cells, "one device, seed"), found(table.cells, "two devices, towers")
-    ended = [(one, told(curve(8.0))), (two, told(curve(2.0)))]
+    ended = [(one, told(curve(8.0))), (two, told(curve(2.0, seconds=5.0)))]
     line = line_of(table, *ended[0])
     assert (line["samples/s"], line["on"], line[REMARK]) == ("320", "/cpu:0", "")
     lines = {line[0]: line for line in cards.verdict_lines(ended)}
     assert lines["two devices, towers of one process"][1:] == (
-        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner",
+        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner; one run",
     )  # fmt: skip
-    noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=5.0)))])[1]
-    assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples"
+    noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=2.5)))])[1]
+    assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples; one run"
     assert line_of(table, two, told(curve(None)))[REMARK] == "the score was not reached"
-    assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == "C25: no score to compare"
+    assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == (
+        "C25: no score to compare; one run"
+    )
 
 
 def test_cards_has_one_device_two_devices_two_machines() -> None:
     ways = [(len(c.hosts) or 1, c.num_workers, c.num_ps) for c in cards.matrix(True).tables[0].cells]
     assert set(ways) == {(1, 1, 0), (1, 1, 1), (1, 2, 0), (1, 2, 1), (2, 2, 1)}
-    workers = [Worker(index=n, metrics={cards.SAMPLES_PER_S: 50.0, cards.DEVICE: float(n)}) for n in (0, 1)]
+    window: dict[str, float | None] = {cards.SAMPLES: 500.0, cards.BEGAN_S: 7.0, cards.ENDED_S: 17.0}
+    workers = [Worker(index=n, metrics={**window, cards.DEVICE: float(n)}) for n in (0, 1)]
     cell = found(cards.matrix(True).tables[0].cells, "two devices, 1 ps + 2 workers, sync")
     assert cards.throughput(cell, told(curve(1.0), *workers)) == 100.0
     assert cards.device(told(curve(1.0), *workers)) == "1 of 2 on a card"
+
+
+def test_workers_that_trained_one_after_the_other_are_no_faster_than_one() -> None:
+    cell = found(cards.matrix(True).tables[0].cells, "two devices, 1 ps + 2 workers, async")
+    workers = [
+        Worker(index=n, metrics={cards.SAMPLES: 500.0, cards.BEGAN_S: 10.0 * n, cards.ENDED_S: 10.0 * (n + 1)})
+        for n in (0, 1)
+    ]
+    assert cards.throughput(cell, told(curve(1.0), *workers)) == 50.0
+    assert cards.throughput(cell, told(curve(1.0), Worker(index=0))) is None, "it told nothing"
+
+
+def test_steps_that_warm_a_device_up_are_not_in_its_throughput() -> None:
+    args = cards_script.arguments(["--steps", "25", "--batch", "4", "--towers", "2"])
+    ended_s: list[float] = []
+
+    def step() -> float:
+        ended_s.append(time.monotonic())
+        return 1.0
+
+    course = cards_script.course(args, None, torch.nn.Linear(1, 1), step, lambda: len(ended_s), looks=False)
+    assert course.updates == 25 and course.timed is not None
+    assert course.timed.samples == (25 - cards_script.WARM_UP) * 4 * 2
+    assert ended_s[cards_script.WARM_UP - 1] <= course.timed.began_s <= ended_s[cards_script.WARM_UP]
+    assert course.timed.ended_s >= ended_s[-1]
+    with pytest.raises(SystemExit):
+        cards_script.arguments(["--steps", str(cards_script.WARM_UP)])
 
 
 def test_towers_divide_the_same_samples() -> None:
@@ -265,7 +299,10 @@ def pushes(count: int, us: float, workers: int = 1) -> Pushes:
 
 def test_scale_has_every_load_workers_ps_and_lane() -> None:
     cells = scale.matrix().tables[0].cells
-    assert len(cells) == 3 * 6 * 3 * 2
+    assert len(cells) == 3 * 6 * 3 * 3
+    assert {(cell.labels[1], flag(cell, "--lane")) for cell in cells} == {
+        (lane, lane) for lane in ("shm", "tcp", "grpc")
+    }
     assert {flag(cell, "--bytes") for cell in cells} == {"1000", "1000000", "100000000"}
     assert {int(flag(cell, "--workers")) for cell in cells} == {1, 2, 4, 8, 16, 32}
     assert {int(flag(cell, "--ps")) for cell in cells} == {1, 2, 4}
@@ -285,6 +322,15 @@ def test_how_a_push_grows_is_told() -> None:
     runs = [told(pushes(1000, 100.0)), told(pushes(400, 250.0, 4)), told(pushes(100, 850.0, 16))]
     ended = list(zip(kind, runs, strict=True))
     (line,) = scale.verdict_lines(ended)
-    assert line == ("1 MB", "shm", "1", "50", "50", "8.50 (1 to 16)", "1600 (of 4)", "full with 4 workers")
+    assert line == (
+        "1 MB",
+        "shm",
+        "1",
+        "50",
+        "50",
+        "8.50 (1 to 16)",
+        "1600 (of 4)",
+        "full with 4 workers; one run each",
+    )
     assert line_of(table, *ended[0])["MB/s"] == "2000"
     assert growth([(4, 1.0)]) is None

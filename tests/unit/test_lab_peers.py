@@ -3,7 +3,6 @@
 import doctest
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -130,8 +129,18 @@ def test_ours_stand_beside_each_of_theirs() -> None:
     lines = peers.between(measured(ONE=[1.1], RAY_ONE=[11.0]))
     assert len(lines) == len(peers.PAIRS)
     assert {len(line) for line in lines} == {len(MATRIX.verdicts[1].columns) + 1}
-    assert ("1 ps + 1 worker", "Ray actors", "110", "1100", "10.00", "1.10", "11.00", "") in lines
+    assert ("1 ps + 1 worker", "Ray actors", "110", "1100", "10.00", "1.10", "11.00", peers.OF_RATIOS) in lines
     assert lines[0] == ("1 ps + 1 worker", "TensorFlow's runtime", "110", "-", "-", "1.10", "-", "not measured")
+
+
+def test_times_of_different_groups_are_not_divided() -> None:
+    """The machine is half as fast when the second group is measured: nobody is slower for that."""
+    later = [Pair(0, 440.0, 200.0)]
+    pairs = {peers.ONE: [Pair(0, 110.0, 100.0)], peers.RPC_ONE: later, peers.STRATEGY_ONE: later, peers.TF_ONE: later}
+    lines = {line[1]: line for line in peers.between(Measured(pairs=pairs, others={})) if line[0] == "1 ps + 1 worker"}
+    assert lines["torch RPC"][2:] == ("110", "440", "2.00", "1.10", "2.20", peers.OF_RATIOS)
+    assert lines["ParameterServerStrategy"][2:] == ("110", "440", "4.00", "1.10", "2.20", peers.APART)
+    assert lines["TensorFlow's runtime"][2:] == ("110", "440", "4.00", "1.10", "2.20", "")
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -211,21 +220,3 @@ def test_an_import_that_fails_is_no_time(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Exception, match="ended with exit code 3"):
         imports(2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["torch RPC, 1 ps + 1", "first step"])
-@pytest.mark.timeout(150)
-def test_a_tiny_run_of_a_group_of_its_own(text: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline", "lab", "run", "peers", "--reps", "1", "--steps", "5"]
-    done = subprocess.run(
-        [*command, "--only", text, "--out", str(tmp_path)], capture_output=True, text=True, timeout=140
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "part 2 of 2" in done.stdout and "failed" not in done.stdout and "did not end" not in done.stdout
-    row = re.search(rf"^{re.escape(text)}.*|.*{re.escape(text)}  +\d.*", done.stdout, re.M)
-    assert row is not None and "The bars" in done.stdout and "Between the systems" in done.stdout
-    (path,) = tmp_path.rglob("results*.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len([line for line in lines if line["kind"] == "row"]) == 2
-    assert len([line for line in lines if line["kind"] == "verdicts"]) == 2

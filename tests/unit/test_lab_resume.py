@@ -2,17 +2,13 @@
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from paceline.cluster.settings import Settings
-from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
+from paceline.errors import EXIT_OK, EXIT_TRAINING, UsageError
 from paceline.lab import estimate, flat, reading, telling
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
 from paceline.lab.kept import Kept, earlier, unfinished
@@ -22,7 +18,6 @@ from paceline.lab.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
 from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment
 
-LAB = [sys.executable, "-m", "paceline", "lab", "run"]
 SCRIPT = """
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -237,61 +232,3 @@ def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:
     )  # so many steps of a carrier, warm-up and all, of the row and of what is beside it
     assert (row.source, row.seconds) == (estimate.EARLIER, 7 * each) and start.source.startswith(estimate.GUESS)
     assert [each.source for each in estimate.of_rows(rows(7), us, [])] == [estimate.DONE]
-
-
-# --- from start to table ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_same_command_goes_on_after_ctrl_c(tmp_path: Path) -> None:
-    """Three runs of one step: the second is interrupted once, the third always fails."""
-    os.mkfifo(tmp_path / "reached")
-    (tmp_path / "train.py").write_text(
-        "import pathlib, sys, threading, paceline, torch\n"
-        "here, part = pathlib.Path(__file__).parent, sys.argv[2]\n"
-        "with open(here / 'ran.txt', 'a') as file: file.write(part)\n"
-        "if part == '2' and (here / 'ran.txt').read_text() == '12':\n"
-        "    (here / 'reached').write_text('now')\n"
-        "    threading.Event().wait()\n"
-        "if part == '3': raise ValueError('it burns')\n"
-        "ctx, model = paceline.init(), torch.nn.Linear(2, 1)\n"
-        "model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
-        "model(torch.ones(1, 2)).sum().backward()\n"
-        "optimizer.step()\n"
-    )
-    (tmp_path / "mine.toml").write_text(
-        'script = "train.py"\n[axes]\nworkers = 1\nmax_restarts = 0\n[axes.args]\npart = [1, 2, 3]\n'
-    )
-    command = [*LAB, "mine.toml", "--out", "out"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
-        assert (tmp_path / "reached").read_text() == "now"
-        lab.send_signal(signal.SIGINT)
-        assert lab.stdout is not None
-        printed = lab.stdout.read()
-        assert lab.wait(timeout=60) == EXIT_INTERRUPTED and "The same command goes on" in printed
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=180)
-    assert done.returncode == EXIT_TRAINING, done.stderr
-    assert "Measured already, and skipped: 1 of 3 runs." in done.stdout
-    assert "failed: 1 of 1 runs: worker:0 failed with exit code 1 (ValueError: it burns)" in done.stdout
-    assert "if part == '3': raise ValueError" in done.stdout, "the traceback's last lines"
-    assert (tmp_path / "ran.txt").read_text() == "1223"
-    (folder,) = (tmp_path / "out").iterdir()
-    assert {"results.jsonl", "results.csv"} <= {path.name for path in folder.iterdir()}
-    assert lines_of(folder)[-1]["kind"] == "end"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_example_runs(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "lab.toml"
-    asked = ["--quick", "--reps", "1", "--set", "workers=1", "--set", "mode=async", "--out", str(tmp_path)]
-    done = subprocess.run([*LAB, str(example), *asked], capture_output=True, text=True, timeout=220)
-    assert done.returncode == EXIT_OK, done.stdout + done.stderr
-    assert "A/A: 1 ps + 1 worker, async" in done.stdout and "failed" not in done.stdout
-    (path,) = tmp_path.glob("spirals-*/results.csv")
-    beside, again = sorted(
-        (row for row in csv.DictReader(path.read_text().splitlines()) if row["kind"] == "cell"),
-        key=lambda row: row["title"].startswith("A/A"),
-    )
-    assert float(beside["first_epoch_s"]) > 0 and float(beside["epoch_s"]) > 0 and again["mode"] == "async"

@@ -60,6 +60,16 @@ def test_means_and_peaks_over_all_looks() -> None:
     )
 
 
+def test_cards_that_were_another_programs_are_forgotten_once_this_ones_are_known() -> None:
+    """Before a ps has started CUDA the driver sees it on no card, and all of the host are looked at."""
+    usage = Usage()
+    other = msgspec.structs.replace(BUSY, index=0)
+    for at_s, seen in ((0.0, [other, IDLE]), (1.0, [BUSY]), (2.0, [])):
+        usage.note(Look(at_s=at_s, cpu_s=0.0, rss_bytes=1, cards=seen))
+    used = usage.use("ps:0", 0.0)
+    assert used is not None and [gpu.index for gpu in used.gpus] == [1]
+
+
 def test_what_nobody_saw_is_not_told() -> None:
     usage = Usage()
     assert usage.use("ps:0", 0.0) is None

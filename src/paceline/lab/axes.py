@@ -12,10 +12,12 @@ from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.lab.cells import Cell
 from paceline.lab.scenario import Kind, Matrix, Scenario
+from paceline.lab.user_file import NOT_AXES
 
 Sets = Mapping[str, Sequence[str]]
-_NOT_AXES = ("run_id", "run_dir", "plain", "started_workers", "resume", "save_every")
+_NOT_HERE = (*NOT_AXES, "save_every")  # how often a built-in cell saves is no question of its matrix
 CLUSTERS = (Kind.CLUSTER, Kind.IN_GRAPH)
+SEEDED = ("accuracy", "budget", "cards", "seeds")  # the matrices that are repeated over seeds
 
 
 def parse_sets(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -46,7 +48,7 @@ def facts(num_ps: int, num_workers: int, settings: Settings) -> dict[str, str]:
     ('1', '2', 'sync', '')
     """
     given = msgspec.structs.asdict(settings)
-    told = {name: "" if value is None else str(value) for name, value in given.items() if name not in _NOT_AXES}
+    told = {name: "" if value is None else str(value) for name, value in given.items() if name not in _NOT_HERE}
     return {"ps": str(num_ps), "workers": str(num_workers), **told}
 
 
@@ -67,28 +69,39 @@ def restricted(matrix: Matrix, sets: Sets) -> Matrix:
         few = tuple(cell for cell in table.cells if not cell.num_ps or _has(_of_cell(cell), sets))
         if any(cell.num_ps for cell in few) or not any(cell.num_ps for cell in table.cells):
             tables.append(msgspec.structs.replace(table, cells=few))
-    by_name = {each.name: each for each in matrix.scenarios}
-    rows = [row for row in matrix.rows if row.is_noise or _has(_of_scenario(by_name[row.scenario]), sets)]
-    kept = rows if any(not row.is_noise for row in rows) else []
-    needed = {name for row in kept for name in (row.scenario, row.beside)}
-    scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
-    changed = msgspec.structs.replace(matrix, tables=tuple(tables), rows=tuple(kept), scenarios=scenarios)
-    if not changed.titles:
+    changed = msgspec.structs.replace(matrix, tables=tuple(tables))
+    changed = _with_rows(changed, sets)
+    if not clusters(changed):
         raise UsageError(f"--set: no line of {matrix.name} has all of these values at once.")
     return changed
 
 
+def _with_rows(matrix: Matrix, sets: Sets) -> Matrix:
+    """Its rows that have these values, and those without a cluster; none, if only these would be left."""
+    points = {each.name: _of_scenario(each) for each in matrix.scenarios}
+    rows = [row for row in matrix.rows if not points[row.scenario] or _has(points[row.scenario], sets)]
+    if any(points[row.scenario] for row in matrix.rows) and not any(points[row.scenario] for row in rows):
+        rows = []
+    needed = {name for row in rows for name in (row.scenario, row.beside)}
+    scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
+    return msgspec.structs.replace(matrix, rows=tuple(rows), scenarios=scenarios)
+
+
 def axes_of(matrix: Matrix) -> dict[str, list[str]]:
     """What differs between the clusters of a matrix, each with its values."""
-    points = [_of_cell(cell) for table in matrix.tables for cell in table.cells if cell.num_ps]
-    lines = {row.scenario for row in matrix.rows if not row.is_noise}  # not what is only beside one
-    points += [_of_scenario(each) for each in matrix.scenarios if each.kind in CLUSTERS and each.name in lines]
     values: dict[str, list[str]] = {}
-    for point in points:
+    for point in clusters(matrix):
         for name, value in point.items():
             if value not in values.setdefault(name, []):
                 values[name].append(value)
     return {name: found for name, found in values.items() if len(found) > 1}
+
+
+def clusters(matrix: Matrix) -> list[dict[str, str]]:
+    """The values of every line that has a cluster."""
+    points = [_of_cell(cell) for table in matrix.tables for cell in table.cells if cell.num_ps]
+    lines = {row.scenario for row in matrix.rows if not row.is_noise}  # not what is only beside one
+    return points + [point for each in matrix.scenarios if each.name in lines and (point := _of_scenario(each))]
 
 
 def _of_cell(cell: Cell) -> dict[str, str]:
@@ -96,8 +109,8 @@ def _of_cell(cell: Cell) -> dict[str, str]:
 
 
 def _of_scenario(scenario: Scenario) -> dict[str, str]:
-    """Nothing for what is no cluster."""
-    if scenario.kind not in CLUSTERS:
+    """Nothing for what is no cluster of ours; what is carried to a ps has one."""
+    if scenario.kind not in CLUSTERS and not (scenario.kind is Kind.CARRIER and scenario.num_ps):
         return {}
     return facts(scenario.num_ps, scenario.num_workers, scenario.settings)
 
@@ -116,7 +129,7 @@ def first_seeds(matrix: Matrix, count: int) -> Matrix:
     every = seeds_of(cell for table in matrix.tables for cell in table.cells)
     if not every:
         raise UsageError(
-            f"{matrix.name} is not repeated over seeds; --seeds is for accuracy, budget, seeds and TOML files."
+            f"{matrix.name} is not repeated over seeds; --seeds is for {', '.join(SEEDED)} and TOML files."
         )
     if count > len(every):
         raise UsageError(f"--seeds is {count}, and {matrix.name} has {len(every)}: {', '.join(map(str, every))}.")

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab.cells import NONE, Cell, Finished, Runs, Table, Verdicts, middle, number
-from paceline.lab.curves import Curve
+from paceline.lab.cells import NONE, TWO_HOSTS, Cell, Finished, Runs, Table, Verdicts, Worker, middle, number
+from paceline.lab.curves import Curve, Timed, samples_per_s
 from paceline.lab.scenario import Matrix
 
 SCRIPT = "paceline.lab.cards_script"
-SAMPLES_PER_S, DEVICE = "samples_per_s", "on_a_card"  # what its workers log
+SAMPLES, BEGAN_S, ENDED_S, DEVICE = "timed_samples", "timed_from_s", "timed_until_s", "on_a_card"  # what workers log
 BATCH = 32  # of each device
 STEPS, SCORE, SEEDS = 600, 0.9, 3
 QUICK_STEPS, QUICK_SCORE = 120, 0.15
 MOST = 1.2  # of what so many devices can do at most; above it something else than training was measured
 ONE = "one device"
-BESIDE = (("ps:0", "worker:0"), ("worker:1",))
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,20 +40,20 @@ WAYS = (
     Way(title="two devices, towers of one process", num_ps=0),
     Way(title="two devices, 1 ps + 2 workers, sync", mode="sync"),
     Way(title="two devices, 1 ps + 2 workers, async"),
-    Way(title="two machines, 1 ps + 2 workers, sync", mode="sync", hosts=BESIDE),
-    Way(title="two machines, 1 ps + 2 workers, async", hosts=BESIDE),
+    Way(title="two machines, 1 ps + 2 workers, sync", mode="sync", hosts=TWO_HOSTS),
+    Way(title="two machines, 1 ps + 2 workers, async", hosts=TWO_HOSTS),
 )
-BY_TITLE = {way.title: way for way in WAYS}
 
 
-def matrix(is_quick: bool = False, num_seeds: int | None = None) -> Matrix:
+def matrix(is_quick: bool = False) -> Matrix:
     """Seven ways from each seed; quick: from one, to a score that is hardly one."""
-    count = num_seeds if num_seeds is not None else 1 if is_quick else SEEDS
+    count = 1 if is_quick else SEEDS
     steps, score = (QUICK_STEPS, QUICK_SCORE) if is_quick else (STEPS, SCORE)
     cells = tuple(_cell(way, seed, steps, score) for seed in range(1, count + 1) for way in WAYS)
     note = (
         "TensorFlow's CIFAR-10 network (16 channels) on a made-up set of that format, SGD lr 0.1, batch "
-        f"{BATCH} a device, {steps} steps of each, a thread a process. score: {score:g} of 500 test images, first "
+        f"{BATCH} a device, {steps} steps of each, a thread a process. samples/s: of all devices, without their first "
+        f"steps, over one window: until the last one has ended. score: {score:g} of 500 test images, first "
         "reached by the chief's parameters, which are copied every 5 steps and looked at after training; loss jitter: "
         "of the second half. Two machines are two network namespaces of one: they share its cores."
     )
@@ -71,6 +70,7 @@ def _cell(way: Way, seed: int, steps: int, score: float) -> Cell:
         title=f"{way.title}, seed {seed}",
         labels=(way.title, str(seed)),
         program=(SCRIPT, *amounts, *towers),
+        seed=seed,
         num_ps=way.num_ps,
         num_workers=way.num_devices,
         settings=Settings(run_id="", mode=way.mode, save_every="none"),
@@ -97,13 +97,16 @@ def _curve(done: Finished) -> Curve:
     return msgspec.json.decode(done.told, type=Curve)
 
 
-def throughput(cell: Cell, done: Finished) -> float:
-    """Samples a second of all devices."""
-    told = [worker.metrics.get(SAMPLES_PER_S) for worker in done.workers]
-    if told:
-        return sum(each for each in told if each is not None)
-    curve = _curve(done)
-    return curve.updates * BATCH * BY_TITLE[cell.labels[0]].num_devices / curve.seconds
+def throughput(cell: Cell, done: Finished) -> float | None:
+    """Samples a second of all devices; None: somebody has not told."""
+    told = [_timed(worker) for worker in done.workers] if cell.num_ps else [_curve(done).timed]
+    known = [each for each in told if each is not None]
+    return samples_per_s(known) if len(known) == len(told) else None
+
+
+def _timed(worker: Worker) -> Timed | None:
+    samples, began_s, ended_s = (worker.metrics.get(name) for name in (SAMPLES, BEGAN_S, ENDED_S))
+    return None if samples is None or began_s is None or ended_s is None else Timed(samples, began_s, ended_s)
 
 
 def device(done: Finished) -> str:
@@ -129,14 +132,20 @@ def verdict_lines(ended: Runs) -> list[tuple[str, ...]]:
             sooner = single[1] / mine[1] if mine[1] and single[1] else None
             reached = f"{sum(_curve(done).reached is not None for _, done in runs)} of {len(runs)}"
             remark = _remark(way, faster, sooner)
-            lines.append((way.title, reached, number(faster, 2), number(sooner, 2), remark))
+            over = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+            shown = (way.title, reached, number(faster, 2), number(sooner, 2))
+            lines.append((*shown, f"{remark}; {over}" if remark else ""))
     return lines
 
 
 def _means(runs: Sequence[tuple[Cell, Finished]]) -> tuple[float | None, float | None]:
     """Samples a second, and seconds to the score of those that reached it."""
     reached = [_curve(done).reached for _, done in runs]
-    return middle([throughput(*each) for each in runs]), middle([point.at_s for point in reached if point is not None])
+    rates = [throughput(*each) for each in runs]
+    return (
+        middle([rate for rate in rates if rate is not None]),
+        middle([point.at_s for point in reached if point is not None]),
+    )
 
 
 def _remark(way: Way, faster: float | None, sooner: float | None) -> str:

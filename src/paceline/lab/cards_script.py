@@ -3,6 +3,8 @@
 Started by lab/whole_runs: alone with `--told FILE` (and `--towers N`), or through `paceline run`. The photographs are a
 made-up set of CIFAR-10's format, so nothing is downloaded. Training must never wait for an evaluation: parameters are
 copied now and then, and looked at when all of it is over.
+
+1. warm each device up with a model that is thrown away, 2. wait until everybody has, 3. train, 4. look at the copies.
 """
 
 import argparse
@@ -19,13 +21,14 @@ from torch.nn.functional import cross_entropy
 import paceline
 from paceline.datasets import cifar10
 from paceline.datasets.distort import centred
-from paceline.lab.curves import TOLD, Curve, Point, jitter
+from paceline.lab.cards import BEGAN_S, DEVICE, ENDED_S, SAMPLES
+from paceline.lab.curves import TOLD, Curve, Point, Timed, jitter
 from paceline.lab.mnist_script import folder_of
 from paceline.lab.towers_script import devices
 from paceline.models.cnn import Cnn
 
-SAMPLES_PER_S, DEVICE = "samples_per_s", "on_a_card"  # what is logged, by each worker
 TESTED = 500
+WARM_UP = 10  # steps that are not in the throughput; as many with a model of its own come before
 Step = Callable[[], float]
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,7 +59,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--score", type=float, default=0.9, help="the accuracy to reach")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--told", type=Path, help="alone: where to write the course")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.steps <= WARM_UP:
+        parser.error(f"--steps must be more than {WARM_UP}: the first ones warm up")
+    return args
 
 
 class Photographs:
@@ -82,6 +88,9 @@ def alone(args: argparse.Namespace) -> Curve:
     photographs = Photographs(args.seed)
     model = Cnn(args.channels, seed=args.seed)
     optimizer = torch.optim.SGD(model.groups(), lr=args.lr)
+    cards = torch.cuda.device_count()
+    for index in range(args.towers):
+        warm_up(args, photographs, torch.device("cuda", index % cards) if cards else torch.device("cpu"))
     with paceline.towers(model, optimizer, devices(args.towers)) as towers:
 
         def step() -> float:
@@ -93,6 +102,14 @@ def alone(args: argparse.Namespace) -> Curve:
 
 def loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return cross_entropy(model(images), labels)
+
+
+def warm_up(args: argparse.Namespace, photographs: Photographs, device: torch.device) -> None:
+    """1. What a device does only once: first kernels, first memory. Nothing is learned by it."""
+    model = Cnn(args.channels).to(device)
+    for _ in range(WARM_UP):
+        images, labels = photographs.batch(args.batch)
+        loss(model, images.to(device), labels.to(device)).backward()  # type: ignore[no-untyped-call]
 
 
 def together(args: argparse.Namespace) -> None:
@@ -110,32 +127,40 @@ def together(args: argparse.Namespace) -> None:
         optimizer.step()
         return found.item()
 
+    warm_up(args, photographs, ctx.device)
+    ctx.barrier()  # 2
     told = course(args, photographs, model, step, lambda: ctx.global_step, looks=ctx.is_chief)
-    ctx.log({SAMPLES_PER_S: args.steps * args.batch / told.seconds, DEVICE: float(ctx.device.type == "cuda")})
+    assert told.timed is not None
+    window = {SAMPLES: told.timed.samples, BEGAN_S: told.timed.began_s, ENDED_S: told.timed.ended_s}
+    ctx.log({**window, DEVICE: float(ctx.device.type == "cuda")})
     if ctx.is_chief:
         (folder_of(ctx) / TOLD).write_bytes(msgspec.json.encode(told))
 
 
 def course(
     args: argparse.Namespace,
-    photographs: Photographs,
+    photographs: Photographs | None,
     model: nn.Module,
     step: Step,
     updates: Callable[[], int],
     looks: bool = True,
 ) -> Curve:
-    """Train all steps, then look at the copies."""
+    """3 and 4. All steps; who `looks` has photographs."""
     copies, losses = [], []
+    warm_s = 0.0
     began_s = time.perf_counter()
     for number in range(1, args.steps + 1):
         losses.append(step())
+        if number == WARM_UP:
+            warm_s = time.monotonic()  # of all processes of a machine the same clock
         if looks and number % args.every == 0:
             count = updates()  # takes the answer to the last push, and with it the parameters
             values = [value.detach().to("cpu", copy=True) for value in model.parameters()]
             copies.append(Copy(time.perf_counter() - began_s, count, values))
     total = updates()
     seconds = time.perf_counter() - began_s
-    points = evaluated(photographs, Cnn(args.channels), copies)
+    timed = Timed((args.steps - WARM_UP) * args.batch * args.towers, warm_s, time.monotonic())
+    points = evaluated(photographs, Cnn(args.channels), copies) if photographs is not None else []
     reached = next((point for point in points if point.accuracy >= args.score), None)
     return Curve(
         seconds=seconds,
@@ -144,6 +169,7 @@ def course(
         points=points,
         tail=[],
         jitter=jitter(losses, len(losses) // 2),
+        timed=timed,
     )
 
 

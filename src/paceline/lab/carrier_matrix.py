@@ -29,7 +29,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         title="The same bytes, there and back, and the same steps; only the carrier differs",
         scenarios=_scenarios(),
         rows=_rows(),
-        amounts=Amounts(reps=3, steps=60, warmup_steps=20) if is_quick else Amounts(),
+        amounts=Amounts(reps=3, steps=30, warmup_steps=10) if is_quick else Amounts(),
     )
 
 

@@ -13,6 +13,7 @@ from paceline.telemetry.records import Histograms, PairBytes, SplitMs, StepMs
 from paceline.telemetry.usage import TaskUse
 
 HOSTS = "paceline.lab.hosts_script"  # what starts a cell's tasks when they are on several hosts
+TWO_HOSTS = (("ps:0", "worker:0"), ("worker:1",))  # of the documents: the ps is beside worker 0
 NONE = "-"
 REMARK = "remark"
 NOT_BROKEN = ("missing: ", "skipped: ")  # how the cause of a failure begins that is nobody's fault
@@ -26,15 +27,22 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     program: tuple[str, ...]  # the module that trains, or a script's path, and its arguments
     num_workers: int
     settings: Settings
-    num_ps: int = 1  # 0: no cluster; the program is one process, and is told where to leave what it tells
+    num_ps: int = 1  # 0: no cluster
+    starts_tasks: bool = False  # the program starts ps and workers itself
     limit_s: float = 120.0  # then it is ended, and has failed
     needs_bytes: int = 0  # with less memory free it is skipped
     is_script: bool = False  # the program is a file
     seed: int | None = None  # that the program is given, where a matrix repeats its cells over seeds
     repetition: int | None = None  # of those that are interleaved
+    is_beside: bool = False  # others of its repetition are compared with it, so --only leaves it where it leaves them
     own: dict[str, str] = {}  # the program's own axes: flag and value
     needs_gpus: int = 0  # with fewer cards visible it is skipped
     hosts: tuple[tuple[str, ...], ...] = ()  # the tasks of each host; empty: all of them here, through `paceline run`
+
+    @property
+    def is_alone(self) -> bool:
+        """To the lab it is one process, which is told where to leave what it tells (`--told`)."""
+        return self.starts_tasks or not self.num_ps
 
     @property
     def slowed(self) -> set[int]:
@@ -45,7 +53,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def command(self) -> tuple[str, ...]:
         """What one would type to have it."""
         program = self.program if self.is_script else ("-m", *self.program)
-        if not self.num_ps:
+        if self.is_alone:
             return ("python", *program)
         if self.hosts:
             tasks = "/".join(",".join(host) for host in self.hosts)
@@ -160,9 +168,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     is_listed: bool = True  # False: only what the runs say together is shown
 
     def only(self, text: str) -> "Table":
-        """The cells that have `text` in their title."""
-        few = tuple(cell for cell in self.cells if text.lower() in cell.title.lower())
-        return msgspec.structs.replace(self, cells=few)
+        """The cells that have `text` in their title, and those that these are compared with."""
+        named = {cell.title: cell.repetition for cell in self.cells if text.lower() in cell.title.lower()}
+        repetitions = set(named.values())
+        few = [c for c in self.cells if c.title in named or (c.is_beside and c.repetition in repetitions)]
+        return msgspec.structs.replace(self, cells=tuple(few))
 
     @property
     def head(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """HOW calmly did a model learn? What a training script tells of its course, and how that becomes three numbers.
 
-Written by lab/mnist_script and lab/ema_script, read by lab/modes. Pure: no clock, no file, no torch.
+Written by lab/mnist_script, lab/ema_script and lab/cards_script, read by lab/modes and lab/cards. Pure: no
+clock, no file, no torch.
 """
 
 import math
@@ -20,6 +21,14 @@ class Point(msgspec.Struct, frozen=True):
     accuracy: float
 
 
+class Timed(msgspec.Struct, frozen=True):
+    """What one process trained on when it was warm, and from when to when, by the machine's clock."""
+
+    samples: float
+    began_s: float
+    ended_s: float
+
+
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """One run: until the accuracy was reached, and a while beyond it."""
 
@@ -30,6 +39,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     tail: list[Point]  # beyond
     jitter: float | None
     device: str = ""  # where, if it is told
+    timed: Timed | None = None  # of the process that tells
 
     @property
     def best(self) -> float | None:
@@ -59,6 +69,18 @@ def jitter(losses: Sequence[float], skip: int, decay: float = DECAY) -> float | 
             squares += (loss - mean) ** 2
         mean = decay * mean + (1 - decay) * loss
     return math.sqrt(squares / (len(losses) - skip))
+
+
+def samples_per_s(processes: Sequence[Timed]) -> float | None:
+    """Of all processes, over one window: from when the first was warm until the last had ended.
+
+    >>> samples_per_s([Timed(500, 0.0, 10.0), Timed(500, 10.0, 20.0)])
+    50.0
+    """
+    if not processes:
+        return None
+    passed_s = max(each.ended_s for each in processes) - min(each.began_s for each in processes)
+    return sum(each.samples for each in processes) / passed_s if passed_s > 0 else None
 
 
 def spread(values: Sequence[float]) -> float | None:

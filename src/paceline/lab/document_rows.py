@@ -8,6 +8,8 @@ from enum import Enum
 
 import msgspec
 
+from paceline.lab import document_times
+from paceline.lab.document_times import Times
 from paceline.lab.looks import SINGLE, Ended, EpochTime, Look, Number, Prints, Shares
 
 
@@ -33,7 +35,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OFF = 0.03  # of an accuracy, from one seed; six seeds of one process differ by 0.013
-SINGLE_S = 1.3  # an epoch of document 000's single process
+TWO_GPUS_S = document_times.ASYNC_TWO_GPUS.epoch_s
+SINGLE_S = document_times.SINGLE.epoch_s[0]
 ONE_HOST = "on one host, there on two"
 NO_GPU = "no GPU here"
 FOUR_GPUS = "no GPU here: soft placement puts it on the CPU"
@@ -81,6 +84,13 @@ def first(at: str, run: str, task: str, seconds: float, later_s: float, why: str
     return Row(at=at, kind=Kind.FIGURE, said=said, run=run, look=look, why=why, is_partial=bool(why))
 
 
+def timed(at: str, run: str, times: Times, worker: int, why: str = "") -> list[Row]:
+    """A worker's first epoch, where the document has it, and its others."""
+    task, later_s = WORKERS[worker], times.epoch_s[worker]
+    early = [first(at, run, task, times.first_s[worker], later_s, why)] if times.first_s else []
+    return [*early, epoch(at, run, task, later_s, why)]
+
+
 def absent(at: str, kind: Kind, said: str, why: str) -> Row:
     return Row(at=at, kind=kind, said=said, why=why)
 
@@ -89,14 +99,14 @@ def started(job: str, index: int) -> str:
     return f"python … --job_name={job} --task_index={index}"
 
 
-W0, W1, W2 = "worker-0", "worker-1", "worker-2"
+W0, W1, W2 = WORKERS = "worker-0", "worker-1", "worker-2"
 DOCUMENT_000 = (
     program("000:11", "tfsingle.py", ALONE),
     absent("000:13", Kind.FIGURE, "on /gpu:0", NO_GPU),
     Row(
         at="000:15",
         kind=Kind.FIGURE,
-        said="epoch 1.3 s",
+        said=f"epoch {SINGLE_S:g} s",
         run=ALONE,
         look=Prints(SINGLE, r"^Epoch \d+: .* s$"),
         why="the unit of all epoch times below",
@@ -106,7 +116,7 @@ DOCUMENT_000 = (
     program("000:26-31", "settings.py", TWO_FLAGS),
     command("000:34", started("ps", 0), ONE),
     command("000:35", started("worker", 0), ONE),
-    epoch("000:38", ONE, W0, 3.8),
+    *timed("000:38", ONE, document_times.ONE, 0),
     accuracy("000:38", ONE, W0, 0.72),
     program("000:44-47", "settings.py with two workers", ASYNC),
     Row(
@@ -120,20 +130,20 @@ DOCUMENT_000 = (
     command("000:58", started("ps", 0), ASYNC),
     command("000:59", started("worker", 0), ASYNC),
     command("000:60", started("worker", 1), ASYNC),
-    epoch("000:65", ASYNC, W0, 5.45),
+    *timed("000:65", ASYNC, document_times.ASYNC, 0),
     accuracy("000:66", ASYNC, W0, 0.80),
-    epoch("000:67", ASYNC, W1, 5.45),
+    *timed("000:67", ASYNC, document_times.ASYNC, 1),
     accuracy("000:68", ASYNC, W1, 0.80),
     absent("000:79-85", Kind.FIGURE, "GPUs used 17 % and 0 %", NO_GPU),
     absent("000:93-94", Kind.PROGRAM, "worker_device with /gpu:%d", f"{NO_GPU}; ours: --worker-device"),
-    absent("000:97", Kind.FIGURE, "epoch 5.24 s and 5.35 s on two GPUs", NO_GPU),
+    absent("000:97", Kind.FIGURE, f"epoch {' s and '.join(map(str, TWO_GPUS_S))} s on two GPUs", NO_GPU),
     absent("000:106-112", Kind.FIGURE, "GPUs used 8 % and 3 %", NO_GPU),
     program("000:117-133", "tfdist_between_sync.py", SYNC),
     command("000:136", started("ps", 0), SYNC),
     command("000:137", started("worker", 0), SYNC),
     command("000:138", started("worker", 1), SYNC),
-    epoch("000:143", SYNC, W0, 5.35),
-    epoch("000:143", SYNC, W1, 5.35),
+    *timed("000:143", SYNC, document_times.SYNC, 0),
+    *timed("000:143", SYNC, document_times.SYNC, 1),
     accuracy("000:144", SYNC, W0, 0.72),
     accuracy("000:144", SYNC, W1, 0.72),
     absent("000:155-161", Kind.FIGURE, "GPUs used 6 % and 4 %", NO_GPU),
@@ -142,41 +152,32 @@ DOCUMENT_000 = (
     command("000:173", started("ps", 1), ASYNC_2),
     command("000:174", started("worker", 0), ASYNC_2),
     command("000:175", started("worker", 1), ASYNC_2),
-    first("000:180", ASYNC_2, W0, 9, 6.6),
-    epoch("000:180", ASYNC_2, W0, 6.6),
-    first("000:180", ASYNC_2, W1, 37, 6.6),
-    epoch("000:180", ASYNC_2, W1, 6.6),
+    *timed("000:180", ASYNC_2, document_times.ASYNC_TWO_PS, 0),
+    *timed("000:180", ASYNC_2, document_times.ASYNC_TWO_PS, 1),
     accuracy("000:181", ASYNC_2, W0, 0.80),
     accuracy("000:181", ASYNC_2, W1, 0.80),
     command("000:195", started("ps", 0), SYNC_2),
     command("000:196", started("ps", 1), SYNC_2),
     command("000:197", started("worker", 0), SYNC_2),
     command("000:198", started("worker", 1), SYNC_2),
-    first("000:203", SYNC_2, W0, 40, 6.9),
-    epoch("000:203", SYNC_2, W0, 6.9),
-    first("000:203", SYNC_2, W1, 38, 6.9),
-    epoch("000:203", SYNC_2, W1, 6.9),
+    *timed("000:203", SYNC_2, document_times.SYNC_TWO_PS, 0),
+    *timed("000:203", SYNC_2, document_times.SYNC_TWO_PS, 1),
     accuracy("000:204", SYNC_2, W0, 0.72),
     accuracy("000:204", SYNC_2, W1, 0.72),
     command("000:218", started("ps", 0), ASYNC, ONE_HOST),
     command("000:219", started("worker", 0), ASYNC, ONE_HOST),
     command("000:222", started("worker", 1), ASYNC, ONE_HOST),
-    first("000:225", ASYNC, W0, 15.5, 4.2, ONE_HOST),
-    epoch("000:225", ASYNC, W0, 4.2, ONE_HOST),
-    first("000:226", ASYNC, W1, 37, 6.2, ONE_HOST),
-    epoch("000:226", ASYNC, W1, 6.2, ONE_HOST),
+    *timed("000:225", ASYNC, document_times.ASYNC_TWO_HOSTS, 0, ONE_HOST),
+    *timed("000:226", ASYNC, document_times.ASYNC_TWO_HOSTS, 1, ONE_HOST),
     accuracy("000:227", ASYNC, W0, 0.78, ONE_HOST),
     accuracy("000:227", ASYNC, W1, 0.80, ONE_HOST),
     command("000:241", started("ps", 0), THREE, ONE_HOST),
     command("000:242", started("worker", 0), THREE, ONE_HOST),
     command("000:243", started("worker", 1), THREE, ONE_HOST),
     command("000:246", started("worker", 2), THREE, ONE_HOST),
-    first("000:249", THREE, W0, 12, 5.75, ONE_HOST),
-    epoch("000:249", THREE, W0, 5.75, ONE_HOST),
-    first("000:250", THREE, W1, 42, 5.85, ONE_HOST),
-    epoch("000:250", THREE, W1, 5.85, ONE_HOST),
-    first("000:251", THREE, W2, 37, 6.5, ONE_HOST),
-    epoch("000:251", THREE, W2, 6.5, ONE_HOST),
+    *timed("000:249", THREE, document_times.ASYNC_THREE, 0, ONE_HOST),
+    *timed("000:250", THREE, document_times.ASYNC_THREE, 1, ONE_HOST),
+    *timed("000:251", THREE, document_times.ASYNC_THREE, 2, ONE_HOST),
     accuracy("000:252", THREE, W0, 0.82, ONE_HOST),
     accuracy("000:252", THREE, W1, 0.83, ONE_HOST),
     accuracy("000:252", THREE, W2, 0.83, ONE_HOST),

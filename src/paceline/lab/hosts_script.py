@@ -7,7 +7,8 @@ Started by lab/whole_runs, or by hand as root:
 leaves summary.json as `paceline run` does, and what it saw of processors and cables in lab.json, unless the program
 tells something there itself. One host without root is the machine itself. Must never leave a process behind.
 
-1. make the hosts, 2. start the tasks in them, 3. look at them until the workers have ended, 4. end the rest, sum up.
+1. make the hosts, 2. start the tasks in them, 3. look at them until the workers and then the ps have ended, 4. end
+what is left, sum up.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,7 @@ from paceline.transport.security import Secret
 FIRST_PORT = 2222
 LOOK_S = 0.5
 PS_S = 10.0  # for a ps, after the last worker
+END_S = 3.0  # for a ps that is asked to end; the lab kills this process when it takes much longer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = tasks.follow(watch)
         finally:
             with undisturbed():
-                tasks.end(watch)
+                tasks.end()
     return sum_up(cluster, settings, paths, failed, watch.watched(is_alone=any(host for host in at.values())))
 
 
@@ -148,7 +150,7 @@ class Tasks:
         self._processes: dict[Task, Process] = {}
 
     def follow(self, watch: Watch) -> dict[Task, int]:
-        """2 and 3. Until every worker has ended, or one has failed; the exit codes of those that have."""
+        """2 and 3. Until all have ended, or one has failed; the exit codes of those that have."""
         for task in [*self._cluster.ps, *self._cluster.workers]:
             self._processes[task] = self._start(task)
             watch.begin(task)
@@ -157,7 +159,17 @@ class Tasks:
         while not all(process.code is not None for process in workers) and not self._failed():
             next(process for process in workers if process.code is None).is_gone(LOOK_S)
             watch.look(self._pids())
-        return self._failed()
+        failed = self._failed()
+        if not failed:
+            self._wait_for_ps(watch)
+        return failed
+
+    def _wait_for_ps(self, watch: Watch) -> None:
+        """It ends by itself when its workers have closed."""
+        deadline_s = time.monotonic() + PS_S
+        for process in self._processes.values():
+            process.is_gone(deadline_s - time.monotonic())
+        watch.look(self._pids())
 
     def _start(self, task: Task) -> Process:
         host = self._at[task]
@@ -173,14 +185,13 @@ class Tasks:
     def _failed(self) -> dict[Task, int]:
         return {task: process.code for task, process in self._processes.items() if process.code}
 
-    def end(self, watch: Watch) -> None:
-        """4. A ps ends by itself when its workers have closed; after a failure nobody waits for that."""
-        deadline_s = time.monotonic() + (0.0 if self._failed() else PS_S)
+    def end(self) -> None:
+        """4. A ps is asked, so that it gives its memory back and tells what it did; nobody waits for a worker."""
+        deadline_s = time.monotonic() + END_S
+        for task, process in self._processes.items():
+            process.terminate() if task.job == "ps" else process.kill()
         for process in self._processes.values():
             process.is_gone(deadline_s - time.monotonic())
-        with suppress(OSError):
-            watch.look(self._pids())
-        for process in self._processes.values():
             process.kill()
 
 

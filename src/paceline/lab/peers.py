@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.lab import tables
-from paceline.lab.cells import NONE
+from paceline.lab.cells import NONE, number
 from paceline.lab.scenario import Amounts, Kind, Matrix, Measured, Pair, Row, RowVerdicts, Scenario
 
 SINGLE = "PyTorch, single process"
@@ -49,9 +49,13 @@ PAIRS = (
     ("2 workers, async", ASYNC, RAY_ASYNC),
     ("2 workers, sync", SYNC, DDP),
 )
+OF_RATIOS = "of the ratios: not measured together"
+APART = "not measured together: the machine's mood is in it"
 NOTE = (
     "Ratios: each to one process of the same framework, measured right before and after it. theirs ÷ ours: of the "
-    "times of a step. Every system: the same model, data, batch of 100 a worker, SGD, one thread a process."
+    "times of a step where both were measured together; of the ratios where they were not, and both are to the same "
+    "single process, because the machine may be slower by then. Every system: "
+    "the same model, data, batch of 100 a worker, SGD, one thread a process."
 )
 
 
@@ -149,7 +153,7 @@ def bars(measured: Measured) -> list[tuple[str, ...]]:
         limit = ONE_BAR if bar.share is None else theirs * bar.share if theirs is not None else None
         is_strict = bar.ours == SYNC
         judged = verdict(ours, limit, noise, measured.others.get(BARS, 0.0), is_strict)
-        lines.append((bar.what, _number(ours), _number(theirs), _number(limit), _number(ours), judged))
+        lines.append((bar.what, number(ours, 2), number(theirs, 2), number(limit, 2), number(ours, 2), judged))
     return [*lines, first_step(measured)]
 
 
@@ -201,19 +205,23 @@ def between(measured: Measured) -> list[tuple[str, ...]]:
     for what, ours, theirs in PAIRS:
         system = theirs.partition(", ")[0]
         times = [quartile_us(measured, title) for title in (ours, theirs)]
-        mine, other = times
+        own = [ratios(measured, title)[0] for title in (ours, theirs)]
+        are_together, are_alike = _compared(ours, theirs)
+        mine, other = own if are_alike and not are_together else times
         quotient = None if mine is None or other is None else other / mine
-        numbers = [*(_number(each, 0) for each in times), _number(quotient)]
-        own = [_number(ratios(measured, title)[0]) for title in (ours, theirs)]
-        lines.append((what, system, *numbers, *own, "" if quotient is not None else "not measured"))
+        remark = "" if are_together else OF_RATIOS if are_alike else APART
+        shown = [*(number(each, 0) for each in times), number(quotient, 2), *(number(each, 2) for each in own)]
+        lines.append((what, system, *shown, "not measured" if quotient is None else remark))
     return lines
+
+
+def _compared(ours: str, theirs: str) -> tuple[bool, bool]:
+    """(Whether two rows were measured together, whether they are beside the same single process)."""
+    mine, other = (next(row for row in _rows() if row.title == title) for title in (ours, theirs))
+    return mine.group == other.group, mine.beside == other.beside
 
 
 def quartile_us(measured: Measured, title: str) -> float | None:
     """The lower quartile of a row's step times."""
     times = [pair.us for pair in measured.pairs.get(title, ())]
     return tables.quantile(times, 0.25) if times else None
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"

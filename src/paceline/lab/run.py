@@ -176,7 +176,8 @@ def soak_minutes(request: Request) -> float:
         raise UsageError("A soak is one run: --reps, --steps and --only are for what is measured side by side.")
     if request.sets or request.seeds is not None:
         raise UsageError("A soak is one run: --set and --seeds are for matrices with cells.")
-    minutes = request.minutes or (QUICK_MINUTES if request.is_quick else MINUTES)
+    usual = QUICK_MINUTES if request.is_quick else MINUTES
+    minutes = usual if request.minutes is None else request.minutes
     if not 0 < minutes <= 24 * 60:
         raise UsageError(f"--minutes is {minutes:g}; it must be above 0, and a day at most.")
     return minutes

@@ -16,24 +16,24 @@ SCRIPT = "paceline.lab.scale_script"
 SIZES = {"1 kB": 1_000, "1 MB": 1_000_000, "100 MB": 100_000_000}
 WORKERS = (1, 2, 4, 8, 16, 32)
 NUM_PS = (1, 2, 4)
-LANES = ("shm", "tcp")
+LANES = ("shm", "tcp", "grpc")
 QUICK_SIZES = ("1 kB", "1 MB")
 QUICK_WORKERS = (1, 4, 16)
-QUICK_PS = (1, 2)
+QUICK_PS = {"shm": (1, 2), "tcp": (1,), "grpc": (1,)}
 TASK_BYTES = 60_000_000  # of a process, beside its load; torch itself is shared
 COPIES = 3  # of the load, of each worker: its parameters, its gradient, its slot at the ps
 PAYS = 1.10  # so many times more pushes a second, or a further worker brings nothing
 
 
 def matrix(is_quick: bool = False) -> Matrix:
-    """Every load with every number of workers and ps on both lanes; quick: two loads, and fewer of the rest."""
+    """Every load with every number of workers and ps on each lane; quick: two loads, and fewer of the rest."""
     sizes, workers = (QUICK_SIZES, QUICK_WORKERS) if is_quick else (tuple(SIZES), WORKERS)
     seconds = 0.5 if is_quick else 2.0
     cells = tuple(
         _cell(size, count, num_ps, lane, seconds)
         for size in sizes
         for lane in LANES
-        for num_ps in (QUICK_PS if is_quick else NUM_PS)
+        for num_ps in (QUICK_PS[lane] if is_quick else NUM_PS)
         for count in workers
     )
     note = (
@@ -59,9 +59,10 @@ def _cell(size: str, num_workers: int, num_ps: int, lane: str, seconds: float) -
         title=f"{size}, {lane}, {num_ps} ps, {num_workers} worker{'s' if num_workers > 1 else ''}",
         labels=(size, lane, str(num_ps), str(num_workers)),
         program=(SCRIPT, *counts, "--lane", lane, "--seconds", f"{seconds:g}"),
-        num_ps=0,  # to the lab it is one process, which has the tasks forked
-        num_workers=1,
-        settings=Settings(run_id=""),
+        num_ps=num_ps,
+        num_workers=num_workers,
+        starts_tasks=True,  # it has them forked
+        settings=Settings(run_id="", lane=lane),
         limit_s=330.0,
         needs_bytes=needs_bytes(SIZES[size], num_workers, num_ps),
     )
@@ -110,7 +111,8 @@ def _verdict(kind: tuple[str, ...], told: dict[int, Pushes]) -> tuple[str, ...]:
 
 def _remark(per_s: dict[int, float]) -> str:
     full = full_from(per_s)
-    return "it grows to the end" if full is None else f"full with {full} worker{'s' if full > 1 else ''}"
+    told = "it grows to the end" if full is None else f"full with {full} worker{'s' if full > 1 else ''}"
+    return f"{told}; one run each"
 
 
 def full_from(per_s: dict[int, float]) -> int | None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab import accuracy
+from paceline.lab import accuracy, document_times
 from paceline.lab.accuracy import EPOCHS, OFF_DOCUMENT, SEEDS, SINGLE, Topology, cell_of, remark
-from paceline.lab.cells import NONE, Cell, Finished, Runs, Table, Verdicts, Worker, middle, number
+from paceline.lab.cells import NONE, TWO_HOSTS, Cell, Finished, Runs, Table, Verdicts, Worker, middle, number
+from paceline.lab.document_times import Times
 from paceline.lab.learned import Learned
 from paceline.lab.scenario import Matrix
 
@@ -23,12 +24,11 @@ LATE_S, LATE_EPOCHS = 3.0, 4  # C43: how much later the second worker comes, and
 
 
 class DocumentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of document 000, or one that it gave up; seconds by worker, as it tells them."""
+    """A row of document 000, or one that it gave up, with the seconds that it tells."""
 
     number: str
     topology: Topology
-    epoch_s: tuple[float, ...] = ()
-    first_s: tuple[float, ...] = ()
+    times: Times = Times()
     hosts: tuple[tuple[str, ...], ...] = ()
     lr_times: int = 1
     needs_gpus: int = 0
@@ -43,53 +43,41 @@ def _two_hosts(title: str, workers: int, mode: str = "async", document: float | 
     return Topology(title=f"two hosts: {title}", num_workers=workers, mode=mode, document=document)
 
 
-BESIDE = (("ps:0", "worker:0"), ("worker:1",))  # document 000: ps and worker 0 on server 1
 GPU_1 = Topology(title="1 ps + 2 workers, async, worker 1 on gpu 1", num_workers=2)
 TWICE_LR = Topology(title="1 ps + 2 workers, sync, lr x 2", num_workers=2, mode="sync")
 IN_GRAPH = Topology(title="in-graph, 1 client + 2 towers, sync", num_workers=3)
 ROWS = (
-    DocumentRow(number="0", topology=SINGLE, epoch_s=(1.3,)),
-    DocumentRow(number="1", topology=accuracy.ONE, epoch_s=(3.8,)),
-    DocumentRow(number="2", topology=accuracy.ASYNC, epoch_s=(5.45, 5.45)),
-    DocumentRow(number="3", topology=GPU_1, epoch_s=(5.24, 5.35), needs_gpus=2),
-    DocumentRow(number="4", topology=accuracy.SYNC, epoch_s=(5.35, 5.35)),
-    DocumentRow(number="5", topology=accuracy.ASYNC_TWO_PS, epoch_s=(6.6, 6.6), first_s=(9.0, 37.0)),
-    DocumentRow(number="6", topology=accuracy.SYNC_TWO_PS, epoch_s=(6.9, 6.9), first_s=(40.0, 38.0)),
+    DocumentRow(number="0", topology=SINGLE, times=document_times.SINGLE),
+    DocumentRow(number="1", topology=accuracy.ONE, times=document_times.ONE),
+    DocumentRow(number="2", topology=accuracy.ASYNC, times=document_times.ASYNC),
+    DocumentRow(number="3", topology=GPU_1, times=document_times.ASYNC_TWO_GPUS, needs_gpus=2),
+    DocumentRow(number="4", topology=accuracy.SYNC, times=document_times.SYNC),
+    DocumentRow(number="5", topology=accuracy.ASYNC_TWO_PS, times=document_times.ASYNC_TWO_PS),
+    DocumentRow(number="6", topology=accuracy.SYNC_TWO_PS, times=document_times.SYNC_TWO_PS),
     DocumentRow(
         number="7",
         topology=_two_hosts("1 ps + 2 workers, async", 2, document=0.80),
-        epoch_s=(4.2, 6.2),
-        first_s=(15.5, 37.0),
-        hosts=BESIDE,
+        times=document_times.ASYNC_TWO_HOSTS,
+        hosts=TWO_HOSTS,
     ),
     DocumentRow(
         number="8",
         topology=_two_hosts("1 ps + 3 workers, async", 3, document=0.83),
-        epoch_s=(5.75, 5.85, 6.5),
-        first_s=(12.0, 42.0, 37.0),
+        times=document_times.ASYNC_THREE,
         hosts=(("ps:0", "worker:0", "worker:1"), ("worker:2",)),
     ),
     DocumentRow(number="4, lr x 2", topology=TWICE_LR, lr_times=2),
-    DocumentRow(number="9, given up", topology=_two_hosts("1 ps + 2 workers, sync", 2, "sync"), hosts=BESIDE),
+    DocumentRow(number="9, given up", topology=_two_hosts("1 ps + 2 workers, sync", 2, "sync"), hosts=TWO_HOSTS),
     DocumentRow(number="in-graph, given up", topology=IN_GRAPH, is_in_graph=True),
 )
 BY_TITLE = {row.title: row for row in ROWS}
 LONGER = {200: 0.80, 300: 0.83}  # epochs of a process alone; what the document's two and three async workers reach
 
 
-def matrix(is_quick: bool = False, num_seeds: int | None = None) -> Matrix:
+def matrix(is_quick: bool = False) -> Matrix:
     """Twelve topologies from each seed, and who waits at the start; quick: the short recipe, from one seed."""
-    seeds = seeds_of(num_seeds if num_seeds is not None else 1 if is_quick else len(SEEDS))
+    seeds = SEEDS[:1] if is_quick else SEEDS
     return Matrix(name="seeds", tables=(_rows(is_quick, seeds), _starts(is_quick)))
-
-
-def seeds_of(count: int) -> tuple[int, ...]:
-    """The first ones are those of lab/accuracy.
-
-    >>> seeds_of(2)
-    (1, 2)
-    """
-    return tuple(range(1, count + 1))
 
 
 def _rows(is_quick: bool, seeds: Sequence[int]) -> Table:
@@ -140,8 +128,8 @@ def line(cell: Cell, done: Finished) -> tuple[str, ...]:
         f"{point.accuracy:.4f}",
         seconds(_first_s(done)),
         seconds(_epoch_s(done)),
-        seconds(row.first_s),
-        seconds(row.epoch_s),
+        seconds(row.times.first_s),
+        seconds(row.times.epoch_s),
         ", ".join(later),
     )
 
@@ -207,7 +195,7 @@ def verdict_lines(ended: Runs) -> list[tuple[str, ...]]:
 
 
 def _verdict(row: DocumentRow, found: Means, single: Means | None) -> tuple[str, ...]:
-    document = middle(row.epoch_s)
+    document = middle(row.times.epoch_s)
     alone_s = single.epoch_s if single else None
     return (
         row.number,
@@ -217,7 +205,7 @@ def _verdict(row: DocumentRow, found: Means, single: Means | None) -> tuple[str,
         number(found.first_s, 3),
         number(found.epoch_s, 3),
         number(found.epoch_s / alone_s if found.epoch_s and alone_s else None, 2),
-        number(document / ROWS[0].epoch_s[0] if document else None, 2),
+        number(document / document_times.SINGLE.epoch_s[0] if document else None, 2),
         _remark([(found.accuracy, row.topology.document)], found.num_seeds),
     )
 

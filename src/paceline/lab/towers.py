@@ -22,7 +22,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         title=f"Towers of document 001: {SAMPLES} samples a step, divided over the towers",
         scenarios=_scenarios(),
         rows=_rows(),
-        amounts=Amounts(reps=3, steps=20, warmup_steps=3) if is_quick else Amounts(steps=60, warmup_steps=20),
+        amounts=Amounts(reps=3, steps=10, warmup_steps=3) if is_quick else Amounts(steps=60, warmup_steps=20),
     )
 
 

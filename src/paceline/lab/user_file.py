@@ -22,10 +22,11 @@ KEYS = (
 COMPARED = ("epoch_s", "step_ms", "wall_s")
 COUNTS = ("ps", "workers")
 OWN = "args"  # the table below [axes] whose keys are the script's own flags
-_NOT_AXES = ("run_id", "run_dir", "plain", "started_workers", "resume")
-_KINDS = {f.name: f.type for f in msgspec.structs.fields(Settings) if f.name not in _NOT_AXES}
+NOT_AXES = ("run_id", "run_dir", "plain", "started_workers", "resume")
+_KINDS = {f.name: f.type for f in msgspec.structs.fields(Settings) if f.name not in NOT_AXES}
 AXES = (*COUNTS, *_KINDS)
 _PLAIN = Settings(run_id="")
+_NAME, _NOT_NAME = re.compile(r"\w[\w.+-]*"), re.compile(r"[^\w.+-]+")  # of a matrix: a folder has it
 
 
 class UserFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,9 @@ def load(path: Path) -> UserFile:
     if not script.is_file():
         line = line_of(text, "script")
         raise UsageError(f"{path}, line {line}: script is {asked.script!r}, and there is no file {script}.")
-    name = asked.name or path.stem
+    name = asked.name or _NOT_NAME.sub("-", path.stem).strip("-.")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f'{path}: no folder can be named after this file; give it a name: name = "mine".')
     return msgspec.structs.replace(asked, script=str(script), name=name)
 
 
@@ -141,7 +144,7 @@ class _Reader:
 
     def _name(self, given: Mapping[str, object]) -> str:
         name = self._string(given, "name", "")
-        if name and not re.fullmatch(r"\w[\w.+-]*", name):
+        if name and not _NAME.fullmatch(name):
             raise self.wrong(("name",), f"name is {name!r}; it names a folder: letters, digits, - and _ only")
         return name
 

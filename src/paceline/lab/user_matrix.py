@@ -193,9 +193,11 @@ def _interleaved(
     cells: Sequence[Cell], beside: Cell, seeds: Sequence[int], reps: int, asked: UserFile
 ) -> Iterator[Cell]:
     """In each repetition every cell once, and the one beside twice, in an order of its own; seeds take turns."""
-    again = msgspec.structs.replace(beside, title=f"{AGAIN}{beside.title}", labels=(f"{AGAIN}{beside.title}",))
+    title = f"{AGAIN}{beside.title}"
+    again = msgspec.structs.replace(beside, title=title, labels=(title,), is_beside=True)
+    compared = [msgspec.structs.replace(cell, is_beside=cell is beside) for cell in cells]
     for repetition in range(reps):
-        order = [again, *cells]
+        order = [again, *compared]
         random.Random(f"{asked.name}-{repetition}").shuffle(order)
         for cell in order:
             title = f"{cell.title}, repetition {repetition + 1}"

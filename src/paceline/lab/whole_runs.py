@@ -95,7 +95,7 @@ class WholeRuns:
             check_cards(cell, gpus.cards() if cell.needs_gpus else 0)
             check_hosts(cell)
             self._start_and_wait(cell, paths)
-            done = read(paths, is_alone=not cell.num_ps)
+            done = read(paths, is_alone=cell.is_alone)
             line = (*cell.labels, *table.line(cell, done))
         except (ClusterError, OSError, msgspec.MsgspecError) as error:
             self._fail(table, cell, paths, str(error))
@@ -150,7 +150,7 @@ class WholeRuns:
 
 def command_of(cell: Cell, paths: RunPaths) -> list[str]:
     """What is started: the cell's own command, and where its results go."""
-    if not cell.num_ps:
+    if cell.is_alone:
         return [sys.executable, "-P", *cell.command[1:], "--told", str(paths.root / TOLD)]
     python = [sys.executable, "-P", "-m"]
     if cell.hosts:

@@ -121,8 +121,9 @@ class Usage:
         before, self._last = self._last, look
         self._first = self._first or look
         self._rss.note(look.rss_bytes)
+        if look.cards:  # the task's own, once it computes on one; before that all that the host has
+            self._newest = {card.index: card for card in look.cards}
         for card in look.cards:
-            self._newest[card.index] = card
             mine = self._cards.setdefault(card.index, {name: Running() for name in MEASURED})
             for name in MEASURED:
                 if (value := getattr(card, name)) is not None:

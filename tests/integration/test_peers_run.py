@@ -1,0 +1,23 @@
+"""IS another system measured in a group of its own? A tiny run of `lab run peers`, from the command to the files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from processes import Processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["torch RPC, 1 ps + 1", "first step"])
+@pytest.mark.timeout(450)
+def test_a_tiny_run_of_a_group_of_its_own(text: str, processes: Processes, tmp_path: Path) -> None:
+    asked = ("--reps", "1", "--steps", "5", "--only", text, "--out", tmp_path / "out")
+    done = processes.start("paceline", "lab", "run", "peers", *asked, within_s=400.0).ends_with(0)
+    assert "part 2 of 2" in done.text and "failed" not in done.text and "did not end" not in done.text
+    row = re.search(rf"^{re.escape(text)}.*|.*{re.escape(text)}  +\d.*", done.text, re.M)
+    assert row is not None and "The bars" in done.text and "Between the systems" in done.text
+    (path,) = (tmp_path / "out").rglob("results*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len([line for line in lines if line["kind"] == "row"]) == 2
+    assert len([line for line in lines if line["kind"] == "verdicts"]) == 2

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from paceline.cli.main import app
 from paceline.errors import UsageError
 from paceline.lab import comparing, facts, reading, telling
-from paceline.lab.limits import Limit, verdict
+from paceline.lab.limits import verdict
+from paceline.telemetry.limit import Limit
 
 COMMITTED = sorted(Path(__file__).parents[2].glob("docs/results/*.jsonl"))
 ORIGIN = {

@@ -3,15 +3,16 @@
     python bench/plan.py [--seconds 8] [--reps 3] [--out plan.jsonl] [--only TEXT]
 
 Calibrates both models and measures every topology once a repetition, in another order each time, a thread a task, all
-on this machine; about 15 minutes. Each result is a line of --out as soon as it is there: run again with the same --out,
-it goes on. Lower quartiles over the repetitions count. What calibrated is marked, and is not in the mean error.
+on this machine; about 14 minutes. Each result is a line of --out as soon as it is there: run again with the same --out,
+it goes on, unless the commit, the machine or --seconds is another. Lower quartiles over the repetitions count, of what
+calibrates as of what is measured. What calibrated is marked, measured half as long, and is not in the mean error.
 """
 
 import argparse
 import json
-import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -20,11 +21,15 @@ import msgspec
 import numpy as np
 
 from paceline.cluster.slow import parse
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.lab.cells import NONE
+from paceline.lab.kept import differences
+from paceline.lab.result import Provenance, provenance
+from paceline.lab.scenario import Amounts
 from paceline.launchers.entry import Program
-from paceline.plan.calibrate import Ran, calibrate, num_cores, timed_run
-from paceline.plan.costs import Costs
+from paceline.plan.calibrate import SEED, Ran, calibrate, num_cores, timed_run
+from paceline.plan.costs import Costs, Seen
+from paceline.plan.fitting import fitted
 from paceline.plan.simulate import Prediction, Simulation
 from paceline.plan.topology import Topology, mode_of
 
@@ -76,7 +81,7 @@ CASES = (
     Case("mnist", 1, 2, "async", calibrates=True),
     Case("mnist", 1, 3, "async"),
     Case("mnist", 1, 4, "async"),
-    Case("mnist", 1, 2, "sync"),
+    Case("mnist", 1, 2, "sync", calibrates=True),
     Case("mnist", 1, 4, "sync"),
     Case("mnist", 1, 4, "sync:3"),
     Case("mnist", 1, 3, "bounded:3", slow="worker:1=4x"),
@@ -86,7 +91,8 @@ CASES = (
     Case("mnist", 1, 2, "async", lane="tcp"),
     Case("large", 1, 1, "async", calibrates=True),
     Case("large", 1, 3, "async"),
-    Case("large", 1, 2, "sync"),
+    Case("large", 1, 2, "async", calibrates=True),
+    Case("large", 1, 2, "sync", calibrates=True),
     Case("large", 2, 2, "async"),
     Case("large", 1, 3, "sync:2", slow="worker:1=4x"),
     Case("large", 1, 2, "async", lane="tcp"),
@@ -124,11 +130,19 @@ def measured(case: Case, rep: int, ran: Ran) -> Measured:
 
 
 class Results:
-    """--out: what is there already, and what comes."""
+    """--out: what is there already, if it is of the same code, machine and request, and what comes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, facts: Provenance) -> None:
         self._path = path
         self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not self.lines:
+            self.add({"kind": "provenance", **msgspec.to_builtins(facts)})
+        try:
+            other = differences(msgspec.convert(self.lines[0], Provenance), facts)
+        except msgspec.ValidationError:
+            other = ["version of this benchmark"]
+        if other:
+            raise UsageError(f"{path} was measured with another {other[0]}; name another --out, or remove it.")
 
     def has(self, **wanted: object) -> bool:
         return any(all(line.get(k) == v for k, v in wanted.items()) for line in self.lines)
@@ -139,13 +153,30 @@ class Results:
             file.write(json.dumps(line) + "\n")
 
     def costs(self, model: str) -> Costs:
-        """Of several calibrations the one whose step is at the lower quartile."""
+        """Of several calibrations the parts of the one whose step is at the lower quartile, and the lower quartile of
+        each calibrating run."""
         found = [line["costs"] for line in self.lines if line["kind"] == "calibration" and line["model"] == model]
         made = sorted((msgspec.convert(each, Costs) for each in found), key=lambda costs: costs.own_ms)
-        return made[(len(made) - 1) // 4]
+        parts, seen = made[(len(made) - 1) // 4], [costs.seen for costs in made if costs.seen is not None]
+        return fitted(msgspec.structs.replace(parts, seen=quartiles(seen)), lambda: Random(SEED))
 
     def runs(self, case: Case) -> list[Measured]:
         return [msgspec.convert(line, Measured) for line in self.lines if line.get("title") == case.title]
+
+
+def quartiles(seen: list[Seen]) -> Seen:
+    """The lower ones, run by run."""
+    return Seen(
+        alone_ms={lane: lower([each.alone_ms[lane] for each in seen]) or 0.0 for lane in seen[0].alone_ms},
+        num_crowd=seen[0].num_crowd,
+        crowd_async_ms=lower([each.crowd_async_ms for each in seen]),
+        crowd_sync_ms=lower([each.crowd_sync_ms for each in seen]),
+    )
+
+
+def lower(values: list[float] | list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.percentile(known, 25)) if known else None
 
 
 def collect(cases: list[Case], results: Results, seconds: float, reps: int) -> None:
@@ -170,13 +201,14 @@ def collect(cases: list[Case], results: Results, seconds: float, reps: int) -> N
 
 def calibrated(model: str, seconds: float) -> dict[str, object]:
     program = Program(script=SCRIPT, args=("--model", model))
-    return {"costs": msgspec.to_builtins(calibrate(program, seconds, 1, True, lambda line: None))}
+    return {"costs": msgspec.to_builtins(calibrate(program, seconds, 1, True, True, lambda line: None))}
 
 
 def run(case: Case, rep: int, seconds: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as scratch:
         program = Program(script=SCRIPT, args=("--model", case.model))
-        ran = timed_run(program, case.flags, seconds, 1, Path(scratch) / "run")
+        window_s = seconds / 2 if case.calibrates else seconds
+        ran = timed_run(program, case.flags, window_s, 1, Path(scratch) / "run")
     found: dict[str, object] = msgspec.to_builtins(measured(case, rep, ran))
     return found
 
@@ -228,10 +260,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     cases = [case for case in CASES if asked.only in case.title]
-    results = Results(asked.out)
-    if not results.lines:
-        load = os.getloadavg()
-        results.add({"kind": "provenance", "cores": num_cores(), "load": list(load), "seconds": asked.seconds})
+    request = f"{asked.seconds:g} s a run"
+    try:
+        results = Results(asked.out, provenance("plan", Amounts(reps=asked.reps), time.time(), request))
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
     collect(cases, results, asked.seconds, asked.reps)
     lines, errors = table(cases, results, asked.seed)
     print("\n".join("| " + " | ".join(cells) + " |" for cells in [HEAD, ("---",) * len(HEAD), *lines]))

@@ -107,6 +107,7 @@ PURE = [
     "lab/series.py",
     "lab/task_series.py",
     "plan/costs.py",
+    "plan/fitting.py",
     "plan/planning.py",
     "plan/sharing.py",
     "plan/simulate.py",

@@ -1,11 +1,10 @@
 """DOES a calibration see a real script? Its parts, its failure with the traceback, and nothing left behind."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from processes import Process, Processes
 
 from paceline.plan.calibrate import num_cores
 from paceline.plan.costs import Costs
@@ -30,36 +29,23 @@ while True:
 """
 
 
-def plan(script: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "plan",
-        "--seconds",
-        "0.4",
-        "--threads",
-        str(num_cores()),
-        *flags,
-        str(script),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=140)
+def plan(processes: Processes, script: Path, *flags: object) -> Process:
+    """With all cores for one task there is no crowd: one run calibrates."""
+    return processes.paceline("plan", "--seconds", "0.4", "--threads", num_cores(), *flags, script)
 
 
-def test_a_script_that_never_ends_is_calibrated_and_planned(tmp_path: Path) -> None:
+def test_a_script_that_never_ends_is_calibrated_and_planned(processes: Processes, tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(SCRIPT)
-    done = plan(script, "--workers", "1:2", "--ps", "1", "--mode", "async", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "Recommended: " in done.stdout
+    done = plan(processes, script, "--workers", "1:2", "--ps", "1", "--mode", "async", "--out", tmp_path / "out")
+    assert "Recommended: " in done.ends_with(0).text
     costs = msgspec.json.decode((tmp_path / "out" / "calibration.json").read_bytes(), type=Costs)
     assert costs.batch == 32 and costs.compute_ms > 0 and costs.overlap_ms > 0 and costs.apply_ms > 0
     assert 510 * 4 <= costs.size_bytes < 3000 and costs.lanes["shm"].message_ms > 0
 
 
-def test_a_script_that_fails_is_told_with_its_traceback(tmp_path: Path) -> None:
+def test_a_script_that_fails_is_told_with_its_traceback(processes: Processes, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(SCRIPT.replace("optimizer.step()", "optimizer.step(); raise ValueError('no more data')"))
-    done = plan(script)
-    assert done.returncode == 2
-    assert "ValueError: no more data" in done.stderr and "Traceback" in done.stderr
+    said = plan(processes, script).ends_with(2).text
+    assert "ValueError: no more data" in said and "Traceback" in said

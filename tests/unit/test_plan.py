@@ -4,19 +4,24 @@ import doctest
 from importlib import import_module
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from paceline.cli.main import main
 from paceline.errors import UsageError
+from paceline.modes.spec import ModeSpec
 from paceline.plan import told
-from paceline.plan.costs import Costs, LaneCosts, given
+from paceline.plan.costs import Costs, LaneCosts, Seen, given
+from paceline.plan.fitting import fitted
 from paceline.plan.planning import Planner, Wanted
 from paceline.plan.sharing import Shared, World
-from paceline.plan.simulate import PS_LINK, PS_PROCESSOR, Prediction, Simulation
-from paceline.plan.timings import Measured, Part, Timings, contention, costs_of
+from paceline.plan.simulate import Prediction, Simulation
+from paceline.plan.timed_script import Stopwatch
+from paceline.plan.timings import LEAST_STEPS, Measured, Part, Timings, costs_of, mean_step_ms
 from paceline.plan.topology import Topology, counts, mode_of, parse_link, parse_price, parse_size
+from paceline.telemetry.limit import Limit
 
 ROOMY = 64  # cores: nobody waits for one
 FAST = parse_link("1000Gbit/s,0us")
@@ -83,7 +88,9 @@ def test_a_core_is_slower_when_all_others_work() -> None:
 def test_one_worker_takes_what_was_calibrated(mode: str) -> None:
     lane = LaneCosts(push_ms=0.5, read_ms=0.25, message_ms=0.2, wake_ms=0.1)
     found = predicted(1, mode, what=costs(lanes={"shm": lane}))
-    assert found.step_ms == pytest.approx(10 + 0.5 + 1.0 + 0.2 + 0.1 + 0.25, rel=1e-6)
+    assert found.step_ms == pytest.approx(10 + 0.5 + 1.0 + 0.2 + 2 * 0.1 + 0.25, rel=1e-6), (
+        "the ps wakes, and the worker"
+    )
     assert found.staleness_mean == found.discarded == 0
 
 
@@ -97,7 +104,7 @@ def test_on_an_infinite_link_workers_with_their_own_hosts_add_up_until_the_ps_is
     few, full = (predicted(n, what=what, lane="tcp", link=FAST) for n in (4, 20))
     assert few.steps_per_s == pytest.approx(4 / 0.011, rel=0.1)
     assert full.steps_per_s == pytest.approx(1 / 0.001, rel=0.02)  # one update a ms
-    assert full.limit == PS_PROCESSOR and full.ps_busy > 0.97
+    assert full.limit == Limit.PS.value and full.ps_busy > 0.97
     assert full.staleness_mean == pytest.approx(19.0, abs=0.5)
 
 
@@ -111,7 +118,7 @@ def test_a_link_carries_its_bytes_a_second() -> None:
     link = parse_link("80Mbit/s,1ms")  # ten pushes of 1 MB a second
     found = predicted(8, what=costs(spread=0.1), lane="tcp", link=link)
     assert found.steps_per_s == pytest.approx(10.0 * 8 / 9, rel=0.06)  # 8 customers of two equal queues: up and down
-    assert found.limit == PS_LINK
+    assert found.limit == Limit.PS_LINK.value
     alone = predicted(1, lane="tcp", link=link)
     assert alone.step_ms == pytest.approx(10 + 1 + 2 * (100 + 1), rel=1e-6)
 
@@ -119,7 +126,7 @@ def test_a_link_carries_its_bytes_a_second() -> None:
 def test_cores_of_one_machine_are_shared_with_the_ps() -> None:
     found = predicted(4, cores=2)
     assert found.steps_per_s == pytest.approx(2 / 0.011, rel=0.02)
-    assert found.limit == "cores of the machine"
+    assert found.limit == Limit.CORES.value
 
 
 @pytest.mark.parametrize("num_ps", [1, 3])
@@ -133,7 +140,7 @@ def test_sync_of_equal_workers_is_as_fast_as_one_and_its_updates(num_ps: int) ->
 def test_sync_waits_for_the_slowest_and_async_does_not() -> None:
     slow = ((1, 4.0),)
     sync, free = (predicted(2, mode, slow=slow) for mode in ("sync", "async"))
-    assert sync.step_ms == pytest.approx(41.0, rel=0.01) and sync.limit == "the slowest worker"
+    assert sync.step_ms == pytest.approx(41.0, rel=0.01) and sync.limit == Limit.SLOWEST.value
     assert free.steps_per_s == pytest.approx(1 / 0.011 + 1 / 0.041, rel=0.1)
 
 
@@ -148,6 +155,15 @@ def test_k_of_n_discards_the_rest(num_ps: int) -> None:
 def test_bounded_lets_nobody_get_further_ahead() -> None:
     found = predicted(2, "bounded:3", slow=((1, 4.0),))
     assert found.step_ms == pytest.approx(41.0, rel=0.02), "both go as fast as the slow one"
+
+
+@pytest.mark.parametrize("cores", [1, ROOMY])
+def test_a_slow_worker_makes_a_fourth_of_the_steps_also_where_all_share_a_core(cores: int) -> None:
+    topology = Topology(num_workers=6, num_ps=1, mode=ModeSpec(name="async"), cores=cores, slow=((1, 4.0),))
+    simulation = Simulation(topology, costs(), Random(1))
+    simulation.run()
+    slow, fast = simulation.workers[1].steps, simulation.workers[2].steps
+    assert fast / slow == pytest.approx(4.0, rel=0.15)
 
 
 def test_local_steps_make_exchanges_rare() -> None:
@@ -207,31 +223,169 @@ def timings(scale: float = 1.0, **changed: object) -> Timings:
     }
     eager = {**lazy, "push": Part(off_ms=0.1), "settle": Part(wall_ms=0.4, cpu_ms=0.05, off_ms=0.2)}
     made = Timings(
-        steps=1000, wall_s=2.6, cpu_s=2.45 * scale, ps_cpu_s=0.2, lazy=lazy, eager=eager, batch=32.0, size_bytes=400_000
-    )
+        steps=1000, wall_s=2.6, step_ms=2.6 * scale, process_ms=2.45 * scale, ps_cpu_s=0.2, lazy=lazy, eager=eager,
+        batch=32.0, size_bytes=400_000,
+    )  # fmt: skip
     return msgspec.structs.replace(made, **changed)
 
 
 def test_timings_become_costs() -> None:
-    found = costs_of(Measured(timings=timings(), apply_ms=0.12), None, None, cores=2, num_crowd=2)
+    found = costs_of(Measured(timings=timings(), apply_ms=0.12), None, cores=2)
     assert (found.compute_ms, found.overlap_ms, found.batch, found.compute_cores) == (2.0, 0.3, 32.0, 1.0)
     shm = found.lanes["shm"]
-    assert shm.message_ms == pytest.approx(0.08) and shm.bulk_ms == 0 and shm.wake_ms == pytest.approx(0.1)
+    assert shm.message_ms == pytest.approx(0.08) and shm.bulk_ms == 0 and shm.wake_ms == pytest.approx(0.05)
     tcp = Measured(timings=timings(ps_cpu_s=0.5), apply_ms=0.12)
-    both = costs_of(Measured(timings=timings(), apply_ms=0.12), tcp, None, cores=2, num_crowd=2)
+    both = costs_of(Measured(timings=timings(), apply_ms=0.12), tcp, cores=2)
     assert both.lanes["tcp"].message_ms == pytest.approx(0.08)
     assert both.lanes["tcp"].bulk_ms == pytest.approx(0.3), "what the bytes cost beyond the message"
 
 
-def test_contention_is_how_much_more_time_a_step_takes_on_busy_cores() -> None:
-    assert contention(timings(), timings(1.2), cores=2, num_workers=2) == pytest.approx(0.2, rel=0.05)
-    assert contention(timings(), timings(), cores=2, num_workers=2) == 0
-    assert contention(timings(), timings(1.2), cores=1, num_workers=1) == 0
-
-
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(UsageError, match="raise --seconds"):
-        costs_of(Measured(timings=timings(steps=5), apply_ms=0.1), None, None, cores=2, num_crowd=2)
+    with pytest.raises(UsageError, match="let it train longer"):
+        costs_of(Measured(timings=timings(steps=5), apply_ms=0.1), None, cores=2)
+    with pytest.raises(UsageError, match="made 5 steps"):
+        mean_step_ms([timings(), timings(steps=5)])
+
+
+def test_the_mean_step_of_a_run_is_that_of_its_throughput() -> None:
+    assert mean_step_ms([timings(), timings(3.0)]) == pytest.approx(2 / (1 / 2.6 + 1 / 7.8))
+
+
+class FakeTrainee:
+    """As much of a trainee as a stopwatch looks at."""
+
+    is_lazy = True
+    _weight = 32.0
+    plan = SimpleNamespace(total_bytes=4000)
+
+
+def test_what_is_no_step_is_in_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation between epochs, and all that comes after the last step."""
+    clock = [0.0]
+    monkeypatch.setattr("paceline.plan.timed_script.now", lambda: (clock[0], clock[0], 0.0, 1.5 * clock[0]))
+    watch = Stopwatch(seconds=1000.0, warmup_s=0.0, is_probe=False)
+    for step in range(40):
+        clock[0] += 0.5 if step == 30 else 0.008
+        with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
+            clock[0] += 0.002
+    clock[0] += 100.0
+    found = watch.timings()
+    assert found.step_ms == pytest.approx(10.0) and found.process_ms == pytest.approx(15.0)
+    assert found.lazy["compute"].wall_ms == pytest.approx(8.0) and found.lazy["push"].cpu_ms == pytest.approx(2.0)
+    assert found.wall_s == pytest.approx(found.steps * 0.01 + 0.492), "the window ends with the last step"
+
+
+def test_a_window_goes_on_until_there_are_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("paceline.plan.timed_script.now", lambda: (clock[0], clock[0], 0.0, clock[0]))
+    watch = Stopwatch(seconds=0.5, warmup_s=0.0, is_probe=False)
+    with pytest.raises(SystemExit):
+        for _ in range(1000):
+            clock[0] += 1.0  # one step is longer than the window
+            with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
+                pass
+    assert watch.timings().steps == LEAST_STEPS
+
+
+# --- what is fitted -----------------------------------------------------------------------------------------------
+
+PARTS = Costs(
+    compute_ms=2.0,
+    overlap_ms=0.3,
+    spread=0.02,
+    apply_ms=0.2,
+    size_bytes=400_000,
+    lanes={
+        "shm": LaneCosts(push_ms=0.1, read_ms=0.1, message_ms=0.08),
+        "tcp": LaneCosts(push_ms=0.2, read_ms=0.2, message_ms=0.08, bulk_ms=0.2),
+    },
+    cores=2,
+)
+
+
+def step_ms(what: Costs, workers: int, mode: str, lane: str = "shm", seed: int = 0) -> float:
+    spec = mode_of(mode, workers)
+    assert spec is not None
+    topology = Topology(num_workers=workers, num_ps=1, mode=spec, lane=lane, cores=2)
+    return Simulation(topology, what, Random(seed)).run().step_ms
+
+
+def seen_of(what: Costs, is_sync: bool = True) -> Seen:
+    """What calibrating runs would give on a machine with these costs."""
+    return Seen(
+        alone_ms={lane: step_ms(what, 1, "async", lane) for lane in what.lanes},
+        num_crowd=2,
+        crowd_async_ms=step_ms(what, 2, "async"),
+        crowd_sync_ms=step_ms(what, 2, "sync") if is_sync else None,
+    )
+
+
+def refitted(true: Costs, is_sync: bool = True) -> Costs:
+    return fitted(msgspec.structs.replace(PARTS, seen=seen_of(true, is_sync)), lambda: Random(0))
+
+
+@pytest.fixture(scope="module")
+def true() -> Costs:
+    rest = {name: msgspec.structs.replace(lane, rest_ms=0.4) for name, lane in PARTS.lanes.items()}
+    return msgspec.structs.replace(PARTS, lanes=rest, contention=0.25, shared_spread=0.3)
+
+
+@pytest.fixture(scope="module")
+def found(true: Costs) -> Costs:
+    return refitted(true)
+
+
+def test_a_fit_recovers_what_no_stopwatch_saw(true: Costs, found: Costs) -> None:
+    assert found.contention == pytest.approx(0.25, abs=0.03)
+    assert found.shared_spread == pytest.approx(0.3, abs=0.05)
+    assert [lane.rest_ms for lane in found.lanes.values()] == [pytest.approx(0.4, abs=0.02)] * 2
+    for workers, mode in ((4, "async"), (4, "sync"), (3, "sync:2")):
+        assert step_ms(found, workers, mode) == pytest.approx(step_ms(true, workers, mode), rel=0.03)
+
+
+def test_nothing_is_found_where_there_is_nothing() -> None:
+    found = refitted(PARTS)
+    assert found.contention == pytest.approx(0.0, abs=0.01)
+    assert found.shared_spread == pytest.approx(PARTS.spread, abs=0.03)
+    assert found.lanes["shm"].rest_ms == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("longer", [0.9, 1.3])
+def test_one_worker_is_predicted_as_it_was_measured(longer: float) -> None:
+    was = seen_of(PARTS)
+    seen = msgspec.structs.replace(was, alone_ms={lane: longer * ms for lane, ms in was.alone_ms.items()})
+    found = fitted(msgspec.structs.replace(PARTS, seen=seen), lambda: Random(0))
+    for lane, measured_ms in seen.alone_ms.items():
+        assert step_ms(found, 1, "async", lane) == pytest.approx(measured_ms, rel=1e-3)
+        assert step_ms(found, 1, "async", lane, seed=7) == pytest.approx(measured_ms, rel=0.01), "with any luck"
+
+
+def test_much_that_is_unexplained_is_said(true: Costs, found: Costs) -> None:
+    assert "is in none of its parts" not in "".join(told.costs_lines(found))
+    lanes = {"shm": msgspec.structs.replace(found.lanes["shm"], rest_ms=1.5)}
+    busy = msgspec.structs.replace(found, lanes=lanes, seen=Seen(alone_ms={"shm": 4.0}))
+    assert "38 % of a step of one worker is in none of its parts" in "".join(told.costs_lines(busy))
+
+
+def test_a_fit_is_the_same_each_time(true: Costs, found: Costs) -> None:
+    assert msgspec.json.encode(refitted(true)) == msgspec.json.encode(found)
+
+
+def test_what_no_run_showed_is_left_alone(true: Costs) -> None:
+    assert refitted(true, is_sync=False).shared_spread == 0.0
+    assert fitted(PARTS, lambda: Random(0)) == PARTS, "numbers that were given are taken as they are"
+
+
+def test_workers_with_hosts_of_their_own_do_not_wait_for_turns() -> None:
+    uneven = costs(spread=0.01, shared_spread=0.8)
+    alone, shared = (predicted(4, "sync", what=uneven, **more) for more in ({"link": FAST, "lane": "tcp"}, {}))
+    assert alone.step_ms == pytest.approx(11.0, rel=0.05) and shared.step_ms > 1.3 * alone.step_ms
+    assert shared.limit == Limit.ROUNDS.value, "nobody is slower than the rest"
+
+
+@pytest.mark.parametrize(("modes", "has"), [(["async", "bounded:2"], False), (["async", "sync:1"], True)])
+def test_rounds_are_calibrated_only_where_they_are_asked_for(modes: list[str], has: bool) -> None:
+    assert Wanted(workers=[1, 2], ps=[1], modes=modes).has_rounds is has
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ def _calibrated(
     chosen = threads or (int(said) if said.isdecimal() else 0) or (num_cores() if wanted.link else 1)
     program = Program(script=script, args=args, is_module=is_module)
     try:
-        return calibrate(program, seconds, chosen, wanted.lane == "tcp", lambda line: print(line, flush=True))
+        needs = (wanted.lane == "tcp", wanted.has_rounds)
+        return calibrate(program, seconds, chosen, *needs, lambda line: print(line, flush=True))
     except TrainingFailed as error:
         print(error, file=sys.stderr)
         raise UsageError(f"{script} failed while it was calibrated, so there is nothing to plan with.") from None

@@ -15,11 +15,11 @@ That a run was too short to be told from its start (launch) is said in front of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 
 import msgspec
 
 from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, Facts, PsFacts
+from paceline.telemetry.limit import Limit
 
 MUCH_WAIT = 0.20  # of a step: more than rounds cost by themselves
 SLOWER = 1.25  # times the median of the other workers
@@ -33,18 +33,6 @@ FULL_MACHINE = 0.90  # of all cores
 PS_ROOM = 0.20  # of the time: below it another ps saves next to nothing
 WAITED_FOR = 0.50  # of the wait that a slow worker explains: with less the others do not wait for that one
 LONG_START = 0.50  # of a run's time: its numbers are more of the start than of the steps
-
-
-class Limit(Enum):
-    SLOWEST = "slowest worker"
-    PS = "ps CPU"
-    LINK = "link"
-    FEEDER = "feeder"
-    COMPUTE = "worker compute"
-    EXCHANGE = "push and pull"
-    ROUNDS = "waiting for rounds"
-    NOTHING = "nothing stands out"
-    UNKNOWN = "not enough is known"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

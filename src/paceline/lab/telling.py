@@ -9,8 +9,9 @@ import msgspec
 from paceline.lab import tables
 from paceline.lab.cells import NONE, NOT_BROKEN, REMARK, mark
 from paceline.lab.facts import facts, parts_of, row_words
-from paceline.lab.limits import Limit, Verdict, verdict
+from paceline.lab.limits import Verdict, verdict
 from paceline.lab.lines import Failure, Line, Measured, Origin, Result, families
+from paceline.telemetry.limit import Limit
 from paceline.telemetry.usage import MEASURED, GpuUse
 
 ROWS = "Side by side"

@@ -1,8 +1,9 @@
 """HOW is a script calibrated? It is run for real, a few seconds each: 1 ps + 1 worker, then all cores busy.
 
 Called by cli/plan and bench/plan. Every run is a `paceline run` of its own in a scratch folder; nothing may be left
-running. Runs: shm with 1 worker; tcp with 1 worker, where tcp is asked for; as many workers as cores (4 at most),
-from which only the processor time of a step is taken: how much slower a core is when the others work too.
+running. Runs: shm with 1 worker; tcp with 1 worker, where tcp is asked for; a crowd, as many workers as cores (4 at
+most), in async, and in sync where rounds are asked for. The first two are taken apart (plan/timings); of all of them
+the mean step is what plan/fitting holds the costs to.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
@@ -22,8 +24,9 @@ from paceline.lab.interrupts import undisturbed
 from paceline.lab.processes import Process
 from paceline.launchers import closing
 from paceline.launchers.entry import Program, check_program
-from paceline.plan.costs import Costs
-from paceline.plan.timings import Measured, Timings, costs_of
+from paceline.plan.costs import Costs, Seen
+from paceline.plan.fitting import fitted
+from paceline.plan.timings import Measured, Timings, costs_of, mean_step_ms
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import PsReport
 
@@ -32,6 +35,7 @@ START_S = 120.0  # for a run to come up and end, beside its seconds
 CROWD = 4  # workers at most that are run at once, to see how cores disturb each other
 WARMUP_SHARE, WARMUP_S = 0.25, 1.0
 PASSES = 9
+SEED = 0  # of the simulations that costs are fitted with
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,36 +88,47 @@ def failure(paths: RunPaths, log: Path, is_gone: bool) -> str:
     return "The script failed without a word." if is_gone else "The script did not make its steps in time."
 
 
-def calibrate(program: Program, seconds: float, threads: int, needs_tcp: bool, say: Callable[[str], None]) -> Costs:
+def calibrate(
+    program: Program, seconds: float, threads: int, needs_tcp: bool, needs_rounds: bool, say: Callable[[str], None]
+) -> Costs:
     """All runs, and what they say together."""
     check_program(program)
     cores = num_cores()
     scratch = Path(tempfile.mkdtemp(prefix="paceline-plan-"))
     try:
         say(f"Calibrating: 1 ps + 1 worker, {seconds:g} s, {threads} thread{'s' * (threads > 1)} a task.")
-        shm = _measured(program, ["--workers", "1", "--lane", "shm"], seconds, threads, scratch / "shm", True)
-        tcp = crowd = None
+        shm = _measured(program, "shm", seconds, threads, scratch / "shm")
+        tcp = None
         if needs_tcp:
             say(f"Calibrating: the same over tcp, {seconds:g} s.")
-            tcp = _measured(program, ["--workers", "1", "--lane", "tcp"], seconds, threads, scratch / "tcp", True)
+            tcp = _measured(program, "tcp", seconds, threads, scratch / "tcp")
+        costs = costs_of(shm, tcp, cores)
+        assert costs.seen is not None
+        crowd_ms: dict[str, float] = {}
         num_crowd = min(CROWD, max(1, cores // threads))
-        if num_crowd > 1:
-            say(f"Calibrating: {num_crowd} workers at once, {seconds / 2:g} s, for what cores do to each other.")
-            flags = ["--workers", str(num_crowd), "--lane", "shm"]
-            crowd = _measured(program, flags, seconds / 2, threads, scratch / "crowd", False)
-        costs = costs_of(shm, tcp, crowd, cores, num_crowd)
+        for mode in ["async", *["sync"] * needs_rounds] if num_crowd > 1 else []:
+            say(f"Calibrating: {num_crowd} workers at once, {mode}, {seconds / 2:g} s, for what they do to each other.")
+            flags = ["--workers", str(num_crowd), "--lane", "shm", "--mode", mode]
+            crowd_ms[mode] = mean_step_ms(timed_run(program, flags, seconds / 2, threads, scratch / mode).workers)
+        seen = Seen(
+            alone_ms=costs.seen.alone_ms,
+            num_crowd=num_crowd,
+            crowd_async_ms=crowd_ms.get("async"),
+            crowd_sync_ms=crowd_ms.get("sync"),
+        )
         add_ms, copy_ms = memory_ms(costs.size_bytes)
         script = " ".join(["-m"] * program.is_module + [program.script, *program.args])
-        return msgspec.structs.replace(costs, add_ms=add_ms, copy_ms=copy_ms, threads=threads, script=script)
+        whole = msgspec.structs.replace(
+            costs, add_ms=add_ms, copy_ms=copy_ms, threads=threads, script=script, seen=seen
+        )
+        return fitted(whole, lambda: Random(SEED))
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(scratch)
 
 
-def _measured(
-    program: Program, flags: Sequence[str], seconds: float, threads: int, folder: Path, is_probe: bool
-) -> Measured:
-    ran = timed_run(program, flags, seconds, threads, folder, is_probe)
+def _measured(program: Program, lane: str, seconds: float, threads: int, folder: Path) -> Measured:
+    ran = timed_run(program, ["--workers", "1", "--lane", lane], seconds, threads, folder, is_probe=True)
     return Measured(timings=ran.workers[0], apply_ms=ran.ps[0].apply_ms or 0.0 if ran.ps else 0.0)
 
 

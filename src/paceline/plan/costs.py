@@ -5,10 +5,10 @@ Read by plan/simulate. Pure: no clock, no process, no file. Times are of one cor
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 APPLY_FIXED_MS = 0.03  # of an update: what calling torch's optimizer takes, however small the shard
 COPY_BYTES_PER_MS = 6e6  # memory to memory, where nobody measured it
-MESSAGE_MS, WAKE_MS = 0.07, 0.05  # the same, of a ps' work on a message, and of two processes waking each other
+MESSAGE_MS, WAKE_MS = 0.07, 0.025  # the same, of a ps' work on a message, and until a process that waited runs
 RECEIVE_SHARE = 0.7  # of a ps' work on a message: taking it; the rest is answering
 SPREAD = 0.05  # and of steps
 LEAST_MS = 1e-4
@@ -21,7 +21,17 @@ class LaneCosts(msgspec.Struct, frozen=True, kw_only=True):
     read_ms: float  # worker: the answer and the parameters out of it
     message_ms: float  # ps: one message, under the interpreter's lock
     bulk_ms: float = 0.0  # ps: taking and sending all bytes, beside others, in and out together
-    wake_ms: float = 0.0  # nobody computes: the two wakings of a round trip
+    wake_ms: float = 0.0  # nobody computes: from a thing being there until the process that waits for it runs
+    rest_ms: float = 0.0  # of a whole step: what all the other parts do not explain
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calibrating runs gave as a whole: the mean step of a worker, in ms. plan/fitting holds costs to it."""
+
+    alone_ms: dict[str, float]  # 1 ps + 1 worker, by lane
+    num_crowd: int = 0  # workers at once, with 1 ps on shared memory
+    crowd_async_ms: float | None = None
+    crowd_sync_ms: float | None = None  # only where rounds are asked for
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +42,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     compute_cores: float = 1.0  # cores that the computing keeps busy
     overlap_ms: float = 0.0  # work of the loop while the answer is on its way: the next batch
     spread: float = 0.0  # of the computing time from step to step: the deviation of its logarithm
+    shared_spread: float = 0.0  # the same where workers share a host: by the clock, with the turns that a core takes
     apply_ms: float = 0.0
     add_ms: float = 0.0  # one more gradient in a round's mean
     copy_ms: float = 0.0  # all parameters, memory to memory
@@ -43,14 +54,14 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     format: int = FORMAT
     script: str = ""
-    measured_step_ms: float | None = None  # 1 ps + 1 worker, as it was
+    seen: Seen | None = None
     notes: list[str] = []
 
     @property
     def own_ms(self) -> float:
         """What a worker does by itself in a step, on shared memory if that was measured."""
         lane = self.lanes.get("shm") or self.lanes["tcp"]
-        return self.compute_ms + self.device_ms + self.overlap_ms + lane.push_ms + lane.read_ms
+        return self.compute_ms + lane.rest_ms + self.device_ms + self.overlap_ms + lane.push_ms + lane.read_ms
 
     def apply_share_ms(self, num_ps: int, gradients: int) -> float:
         """An update of one of so many equal shards, from so many gradients.

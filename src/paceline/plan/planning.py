@@ -9,8 +9,9 @@ from itertools import pairwise
 import msgspec
 
 from paceline.plan.costs import Costs
-from paceline.plan.simulate import PS_LINK, PS_PROCESSOR, Dice, Prediction, Simulation, extended
+from paceline.plan.simulate import Dice, Prediction, Simulation, extended
 from paceline.plan.topology import Link, Topology, mode_of
+from paceline.telemetry.limit import Limit
 
 PAYS = 0.5  # a further worker must add so much of what the first one makes
 GOOD = 0.9  # of the best is as good as the best
@@ -30,6 +31,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = 2
     price: tuple[float, float] | None = None  # a worker's host, a ps' host, an hour; on one machine: the first, once
     slow: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether any of the modes makes an update of several gradients."""
+        specs = [mode_of(mode, self.workers[-1]) for mode in self.modes]
+        return any(spec is not None and spec.has_rounds for spec in specs)
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +162,7 @@ def is_full(points: Sequence[Prediction]) -> bool:
     if len(points) < 2 or points[-1].topology.num_workers < FULL_WORKERS:
         return False
     last, before = points[-1], points[-2]
-    are_at_limit = last.limit in (PS_LINK, PS_PROCESSOR) and before.limit in (PS_LINK, PS_PROCESSOR)
+    are_at_limit = {last.limit, before.limit} <= {Limit.PS_LINK.value, Limit.PS.value}
     is_double = last.topology.num_workers >= 2 * before.topology.num_workers or last.is_extended
     return are_at_limit and is_double and abs(last.samples_per_s / before.samples_per_s - 1) < FLAT
 

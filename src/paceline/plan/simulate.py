@@ -22,6 +22,7 @@ from paceline.plan.sharing import Call, Shared, World
 from paceline.plan.tasks import Message, Ps, Worker
 from paceline.plan.topology import Topology
 from paceline.server.actions import Answer
+from paceline.telemetry.limit import Limit
 from paceline.telemetry.staleness import spread, together
 from paceline.wire.frames import WITHOUT_PARAMETERS
 
@@ -31,9 +32,6 @@ LARGE = 48  # with more workers than that, luck evens out: few steps of each are
 WAITS, FULL, NEARLY = 0.15, 0.97, 0.9  # a share of the time: waits a lot; a machine, and a ps or a link, that is full
 NEARLY_IN_TURN = 0.75  # a link that is full in rounds, where everybody computes in between
 NEARLY_BOTH_WAYS = 0.8  # and elsewhere, where those who send and those who receive are never quite balanced
-
-
-PS_LINK, PS_PROCESSOR = "link of the ps", "processor of the ps"
 
 
 class Dice(Protocol):
@@ -59,7 +57,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     cores_busy: float  # of the host that is busiest
     link_busy: float  # of a ps' host
     worker_link_busy: float
-    limit: str
+    limit: str  # a telemetry.limit.Limit
     events: int
     is_extended: bool = False  # not simulated: a ps is full before, so nothing but the queue grows
     efficiency: float | None = None  # samples/s over workers times those of one
@@ -123,7 +121,11 @@ class Simulation:
         self.shard_bytes = costs.size_bytes / num_ps
         self.message_s = lane.message_ms / 1e3
         self.bulk_s = lane.bulk_ms / 1e3 / num_ps
-        self._delay_s = lane.wake_ms / 2e3 + (topology.link.latency_s if topology.link else 0.0)
+        self.wake_s = lane.wake_ms / 1e3
+        self._rest_ms = lane.rest_ms
+        is_shared = topology.link is None and topology.num_workers > 1
+        self._spread = max(costs.spread, costs.shared_spread) if is_shared else costs.spread
+        self._delay_s = topology.link.latency_s if topology.link else 0.0
         more_s = self.message_s * (num_ps - 1)  # a message to each further ps, and its answer
         self.push_s = lane.push_ms / 1e3 + more_s / 2
         self.read_s = lane.read_ms / 1e3 + more_s / 2
@@ -150,10 +152,18 @@ class Simulation:
     def compute_s(self) -> tuple[float, float]:
         """(beside the cores, on them) of a worker's next push."""
         costs, count = self.costs, self.local_steps
-        sigma = costs.spread / math.sqrt(count)
+        sigma = self._spread / math.sqrt(count)
         luck = math.exp(self._dice.gauss(-sigma * sigma / 2, sigma)) if sigma else 1.0
         own_ms = (costs.apply_ms + costs.overlap_ms) * (count - 1) if count > 1 else 0.0
-        return costs.device_ms * count * luck / 1e3, (costs.compute_ms * count * luck + own_ms) / 1e3
+        compute_ms = max(0.0, costs.compute_ms + self._rest_ms) * count * luck
+        return costs.device_ms * count * luck / 1e3, (compute_ms + own_ms) / 1e3
+
+    def woken(self, call: Call) -> None:
+        """Somebody waits for what is there now: its process runs a little later."""
+        if self.wake_s:
+            self.world.after(self.wake_s, call)
+        else:
+            call()
 
     def apply_s(self, gradients: int) -> float:
         return self.costs.apply_share_ms(self.topology.num_ps, gradients) / 1e3
@@ -258,7 +268,7 @@ class Simulation:
             staleness_p95=told["p95"] or 0.0,
             discarded=discarded,
             waiting=min(1.0, waiting),
-            limit=self._limit(uses, waiting),
+            limit=self._limit(uses, waiting).value,
             events=self.world.events,
             ps_busy=uses["ps_busy"],
             cores_busy=uses["cores_busy"],
@@ -288,20 +298,20 @@ class Simulation:
         """In rounds nobody sends while somebody receives, and ps:0 comes after the others: all take turns."""
         return min(1.0, sum(map(sum, links))) if self.mode.has_rounds else max(map(max, links))
 
-    def _limit(self, uses: dict[str, float], waiting: float) -> str:
-        """What holds it back, in a few words."""
+    def _limit(self, uses: dict[str, float], waiting: float) -> Limit:
         if uses["link_busy"] > (NEARLY_IN_TURN if self.mode.has_rounds else NEARLY_BOTH_WAYS):
-            return PS_LINK
+            return Limit.PS_LINK
         if self.topology.link is None and uses["cores_busy"] > FULL:
-            return "cores of the machine"
+            return Limit.CORES
         if uses["ps_busy"] > NEARLY or (self.topology.link and uses["cores_busy"] > FULL and waiting > WAITS):
-            return PS_PROCESSOR
+            return Limit.PS
         if uses["worker_link_busy"] > NEARLY / 3:
-            return "link of the workers"
+            return Limit.WORKER_LINK
         if waiting > WAITS:
             held = sum(self.ps[0].state.waited_s.values()) / self.world.now / len(self.workers)
-            return "the slowest worker" if held > waiting / 2 else "round trip to the ps"
-        return "computing"
+            others = Limit.SLOWEST if self.topology.slow else Limit.ROUNDS
+            return others if held > waiting / 2 else Limit.EXCHANGE
+        return Limit.COMPUTE
 
 
 def uses_of(host: Host) -> tuple[Shared, Shared, Shared]:

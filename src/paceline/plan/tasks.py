@@ -53,8 +53,8 @@ class Ps:
         """All of it is here."""
         self._queue.append(message)
         if not self._is_busy:
-            self._is_busy, self._began = True, self._simulation.world.now
-            self._serve()
+            self._is_busy, self._began = True, self._simulation.world.now + self._simulation.wake_s
+            self._simulation.woken(self._serve)
 
     def _serve(self) -> None:
         message = self._queue.popleft()
@@ -106,7 +106,7 @@ class Ps:
 
     def busy_until(self, now: float) -> float:
         """Seconds of work so far, the one under way too."""
-        return self.busy_s + (now - self._began if self._is_busy else 0.0)
+        return self.busy_s + (max(0.0, now - self._began) if self._is_busy else 0.0)
 
 
 class Worker:
@@ -127,6 +127,8 @@ class Worker:
         self._awaited = -1  # the ps whose answer it sleeps for
         self._waits_since_s = 0.0
         self._read_ahead_s = 0.0
+        self._since_s = 0.0  # when its own part of this step began
+        self._taking_s = 0.0  # and so much of it was for an answer
         self._life = self._live()
         simulation.world.after(simulation.start_s(), self._go)
 
@@ -144,7 +146,7 @@ class Worker:
             self._versions[ps] = version
         if self._awaited == ps:
             self._awaited = -1
-            self._go()
+            self._simulation.woken(self._go)
 
     # --- its life: each `yield` is a wait that ends with _go ----------------------------------------------------
 
@@ -152,21 +154,32 @@ class Worker:
         simulation = self._simulation
         while True:
             device_s, compute_s = simulation.compute_s()
-            if self._factor > 1:
-                device_s += (self._factor - 1) * simulation.own_s
             if device_s:
                 simulation.world.after(device_s, self._go)
                 yield
             self.host.cpu.use(compute_s, self._go, simulation.costs.compute_cores)
             yield
+            yield from self._hold_back()
             yield from self._push()
             yield from self._work(simulation.overlap_s)
+            taking_since_s = simulation.world.now
             yield from self._take()
             yield from self._work(simulation.read_s - self._read_ahead_s)
+            self._taking_s = simulation.world.now - taking_since_s
             self.steps += 1
             self.stepped_s = simulation.world.now
             self._read_ahead_s = 0.0
             simulation.stepped()
+
+    def _hold_back(self) -> Iterator[None]:
+        """As worker/slowness does it: by the clock, so who shares its core is slowed by so many times that."""
+        simulation = self._simulation
+        if self._factor > 1 and self.steps:
+            left_out_s = self._taking_s if simulation.topology.mode.waits_for_others else 0.0
+            own_s = max(0.0, simulation.world.now - self._since_s - left_out_s)
+            simulation.world.after((self._factor - 1) * own_s + simulation.wake_s, self._go)
+            yield
+        self._since_s = simulation.world.now
 
     def _work(self, work_s: float) -> Iterator[None]:
         if work_s > 0:

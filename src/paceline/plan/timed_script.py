@@ -1,7 +1,8 @@
 """HOW long does each part of a step take? Runs the user's script in a worker task for some seconds, with a stopwatch.
 
-Started by plan/calibrate through `paceline run -m`, and by bench/plan. It ends the script when the time is over, and
-leaves what it measured in the run folder. Must never change what the script computes. A step, from push to push:
+Started by plan/calibrate through `paceline run -m`, and by bench/plan. It ends the script when the time is over and
+enough steps are made, and leaves what it measured in the run folder. Must never change what the script computes. A
+step, from push to push:
 
     push | overlap (the next batch) | settle (wait, and read the answer) | compute | push …
 
@@ -22,7 +23,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from paceline.plan.timings import Timings, parts_of
+from paceline.plan.timings import LEAST_STEPS, Timings, mean_ms, parts_of, usual
 from paceline.telemetry.paths import RunPaths
 from paceline.worker.trainee import Trainee
 
@@ -43,7 +44,7 @@ class Stopwatch:
         self._began_s: float | None = None
         self.from_s: float | None = None
         self.until_s = 0.0
-        self.cpu_s = 0.0
+        self.steps = 0
         self.ps_cpu_s: float | None = None
         self.lazy: list[dict[str, list[float]]] = []
         self.eager: list[dict[str, list[float]]] = []
@@ -53,8 +54,8 @@ class Stopwatch:
 
     def mark(self, part: str) -> None:
         mark = now()
-        spent = self._now.setdefault(part, [0.0, 0.0, 0.0])
-        for at in range(3):
+        spent = self._now.setdefault(part, [0.0] * len(mark))
+        for at in range(len(mark)):
             spent[at] += mark[at] - self._mark[at]
         self._mark = mark
 
@@ -75,56 +76,48 @@ class Stopwatch:
 
     def _step_ended(self, trainee: Trainee) -> None:
         now_s = self._mark[0]
-        if self.from_s is not None and len(self.lazy) < MOST_STEPS:
-            (self.eager if self._is_eager else self.lazy).append(self._now)
+        if self.from_s is not None:
+            self.steps, self.until_s = self.steps + 1, now_s
+            if len(self.lazy) < MOST_STEPS:
+                (self.eager if self._is_eager else self.lazy).append(self._now)
         self._now = {}
         self._pushes += 1
         if self._began_s is None:
             self._began_s = now_s
         if self.from_s is None and now_s - self._began_s >= self._warmup_s and self._pushes > 3:
             self._begin(trainee, now_s)
-        elif self.from_s is not None and now_s - self.from_s >= self._seconds:
-            self._end(now_s)
+        elif self.from_s is not None and now_s - self.from_s >= self._seconds and self.steps >= LEAST_STEPS:
+            raise SystemExit(0)
         self._is_eager = self._is_probe and trainee.is_lazy and self._pushes % PROBE_EVERY == 0
         if self._is_eager:
             trainee.settle()
 
     def _begin(self, trainee: Trainee, now_s: float) -> None:
         self.batch, self.size_bytes = trainee._weight, trainee.plan.total_bytes
-        self.cpu_s, self.ps_cpu_s = -time.process_time(), -cpu_of(self.ps) if self.ps else None
+        self.ps_cpu_s = -cpu_of(self.ps) if self.ps else None
         self._mark = now()
         self.from_s = self._mark[0]
 
-    def _end(self, now_s: float) -> None:
-        self.finish(now_s)
-        raise SystemExit(0)
-
-    def finish(self, now_s: float) -> None:
-        if self.from_s is None or self.until_s:
-            return
-        self.until_s = now_s
-        self.cpu_s += time.process_time()
-        if self.ps_cpu_s is not None:
-            self.ps_cpu_s += cpu_of(self.ps)
-
     def timings(self) -> Timings:
-        steps = len(self.lazy) + len(self.eager)
+        """When the script has ended; what it did after its last step is none of a step. A ps has nothing to do then."""
+        lazy = usual(self.lazy)
         return Timings(
-            steps=steps,
-            wall_s=self.until_s - self.from_s if self.from_s is not None else 0.0,
-            cpu_s=self.cpu_s,
-            ps_cpu_s=self.ps_cpu_s,
-            lazy=parts_of(self.lazy),
-            eager=parts_of(self.eager),
+            steps=self.steps,
+            wall_s=self.until_s - self.from_s if self.from_s is not None and self.steps else 0.0,
+            step_ms=mean_ms(lazy),
+            process_ms=mean_ms(lazy, 3),
+            ps_cpu_s=self.ps_cpu_s + cpu_of(self.ps) if self.ps_cpu_s is not None else None,
+            lazy=parts_of(lazy),
+            eager=parts_of(usual(self.eager)),
             batch=self.batch,
             size_bytes=self.size_bytes,
         )
 
 
-def now() -> tuple[float, float, float]:
-    """The clock, this thread's processor time, and how often it has gone to sleep by itself."""
+def now() -> tuple[float, float, float, float]:
+    """The clock, this thread's processor time, how often it has gone to sleep by itself, and processor time of all."""
     slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    return time.perf_counter(), time.thread_time(), float(slept)
+    return time.perf_counter(), time.thread_time(), float(slept), time.process_time()
 
 
 def cpu_of(processes: Sequence[psutil.Process]) -> float:
@@ -183,7 +176,6 @@ def main(argv: Sequence[str]) -> None:
     try:
         run(asked.script, asked.rest, asked.module)
     finally:
-        watch.finish(time.perf_counter())
         told = msgspec.json.encode(watch.timings())
         (asked.run_dir / f"timings-{os.getpid()}.json").write_bytes(told)
 

@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.errors import UsageError
-from paceline.plan.costs import LEAST_MS, MESSAGE_MS, Costs, LaneCosts
+from paceline.plan.costs import LEAST_MS, MESSAGE_MS, Costs, LaneCosts, Seen
 
 PARTS = ("push", "overlap", "settle", "compute")
 LEAST_STEPS = 20
-TRIMMED = 0.02  # of the longest: something else ran
+LONGEST = 10.0  # times the median: more than a step (an evaluation, a save)
 THREADED = 1.15  # processor time over the training thread's: from there on others compute too
-MOST_CONTENTION = 2.0
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a step: milliseconds on the wall and on a core, mean without the longest; and quantiles."""
+    """One part of a step: milliseconds on the wall and on a core, mean of the usual steps; and quantiles."""
 
     wall_ms: float = 0.0
     cpu_ms: float = 0.0
@@ -32,8 +31,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker measured in its window."""
 
     steps: int
-    wall_s: float
-    cpu_s: float  # of the whole process
+    wall_s: float  # up to the end of the last step
+    step_ms: float  # mean of the usual steps whose answer was taken late
+    process_ms: float  # processor time of the whole process in them
     ps_cpu_s: float | None
     lazy: dict[str, Part]
     eager: dict[str, Part]
@@ -41,36 +41,53 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
     @property
-    def step_ms(self) -> float:
-        return 1e3 * self.wall_s / self.steps if self.steps else 0.0
-
-    @property
     def worker_ms(self) -> float:
         """Processor time of the training thread in a step."""
         return sum(part.cpu_ms for part in self.lazy.values())
 
 
-def parts_of(steps: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Part]:
-    """Of seconds, per step and part: [wall, cpu, how often it went to sleep].
+Step = Mapping[str, Sequence[float]]  # seconds by part: [wall, cpu, how often it went to sleep, cpu of the process]
 
-    >>> parts_of([{"push": [0.002, 0.001, 1]}])["push"]
+
+def usual(steps: Sequence[Step]) -> Sequence[Step]:
+    """Without those that were more than a step; whole ones, so that the parts of the others still add up.
+
+    >>> len(usual([{"push": [wall, wall, 0, wall]} for wall in (1.0, 2.0, 9.0, 21.0)]))  # the upper median is 2 here
+    3
+    """
+    walls = [whole_s(step) for step in steps]
+    most = LONGEST * sorted(walls)[(len(walls) - 1) // 2] if walls else 0.0
+    return [step for step, wall in zip(steps, walls, strict=True) if wall <= most]
+
+
+def whole_s(step: Step, at: int = 0) -> float:
+    """All parts of a step, by the clock; `at` 3: processor time of the whole process."""
+    return sum(part[at] for part in step.values())
+
+
+def mean_ms(steps: Sequence[Step], at: int = 0) -> float:
+    return 1e3 * sum(whole_s(step, at) for step in steps) / len(steps) if steps else 0.0
+
+
+def parts_of(steps: Sequence[Step]) -> dict[str, Part]:
+    """
+    >>> parts_of([{"push": [0.002, 0.001, 1, 0.001]}])["push"]
     Part(wall_ms=2.0, cpu_ms=1.0, off_ms=1.0, p10_ms=1.0, p90_ms=1.0)
-    >>> parts_of([{"push": [0.002, 0.001, 0]}])["push"].off_ms  # another program had its core
+    >>> parts_of([{"push": [0.002, 0.001, 0, 0.001]}])["push"].off_ms  # another program had its core
     0.0
     """
-    return {name: _part([step.get(name, (0.0, 0.0, 0.0)) for step in steps]) for name in PARTS}
+    return {name: _part([step.get(name, (0.0, 0.0, 0.0, 0.0)) for step in steps]) for name in PARTS}
 
 
 def _part(seen: Sequence[Sequence[float]]) -> Part:
     if not seen:
         return Part()
-    walls, cpus = sorted(w for w, _, _ in seen), sorted(c for _, c, _ in seen)
-    off = sorted(max(0.0, wall - cpu) if slept else 0.0 for wall, cpu, slept in seen)
-    kept = max(1, math.ceil(len(seen) * (1 - TRIMMED)))
+    cpus = sorted(cpu for _, cpu, _, _ in seen)
+    off = sorted(max(0.0, wall - cpu) if slept else 0.0 for wall, cpu, slept, _ in seen)
     at = len(cpus) - 1
     return Part(
-        wall_ms=1e3 * sum(walls[:kept]) / kept,
-        cpu_ms=1e3 * sum(cpus[:kept]) / kept,
+        wall_ms=1e3 * sum(wall for wall, _, _, _ in seen) / len(seen),
+        cpu_ms=1e3 * sum(cpus) / len(cpus),
         off_ms=1e3 * off[at // 4],
         p10_ms=1e3 * cpus[round(0.1 * at)],
         p90_ms=1e3 * cpus[round(0.9 * at)],
@@ -94,21 +111,33 @@ def lane_costs(run: Measured, message_ms: float | None = None) -> LaneCosts:
     message = beyond if message_ms is None else min(message_ms, beyond)
     answered = timings.eager if timings.eager["settle"].wall_ms else timings.lazy
     wake = max(0.0, answered["push"].off_ms + answered["settle"].off_ms - ps_ms)  # the ps may run inside the push
-    return LaneCosts(push_ms=push, read_ms=read, message_ms=message, bulk_ms=beyond - message, wake_ms=wake)
+    return LaneCosts(push_ms=push, read_ms=read, message_ms=message, bulk_ms=beyond - message, wake_ms=wake / 2)
 
 
-def costs_of(shm: Measured, tcp: Measured | None, crowd: Measured | None, cores: int, num_crowd: int) -> Costs:
-    """Everything, from 1 ps + 1 worker on one or two lanes and from a run that keeps all cores busy."""
-    timings = shm.timings
-    if timings.steps < LEAST_STEPS:
+def check_steps(workers: Sequence[Timings]) -> None:
+    """A run goes on until there are enough, unless the script ends."""
+    fewest = min(each.steps for each in workers)
+    if fewest < LEAST_STEPS:
         raise UsageError(
-            f"The script made {timings.steps} steps in the time; a calibration needs {LEAST_STEPS}: raise --seconds, "
-            "or let the script train longer."
+            f"The script made {fewest} steps after its warm-up; a calibration needs {LEAST_STEPS} of every worker: let "
+            "it train longer (more epochs)."
         )
+
+
+def mean_step_ms(workers: Sequence[Timings]) -> float:
+    """Of all workers of a run: as many over their steps a second, each in its own window."""
+    check_steps(workers)
+    return len(workers) / sum(1 / each.step_ms for each in workers)
+
+
+def costs_of(shm: Measured, tcp: Measured | None, cores: int) -> Costs:
+    """The parts, from 1 ps + 1 worker on one or two lanes."""
+    timings = shm.timings
+    check_steps([timings])
     compute, overlap = timings.lazy["compute"], timings.lazy["overlap"]
     lane = lane_costs(shm)
     spread = math.log(compute.p90_ms / compute.p10_ms) / 2.563 if compute.p10_ms > 0 else 0.0
-    threads = timings.cpu_s / timings.steps * 1e3 / max(LEAST_MS, timings.worker_ms)
+    threads = timings.process_ms / max(LEAST_MS, timings.worker_ms)
     busy = threads if threads > THREADED else 1.0
     ps_ms = 1e3 * (timings.ps_cpu_s or 0.0) / timings.steps
     return Costs(
@@ -121,17 +150,6 @@ def costs_of(shm: Measured, tcp: Measured | None, crowd: Measured | None, cores:
         size_bytes=timings.size_bytes,
         batch=timings.batch or 1.0,
         lanes={"shm": lane, **({"tcp": lane_costs(tcp, lane.message_ms)} if tcp else {})},
-        contention=contention(timings, crowd.timings, cores, num_crowd) if crowd else 0.0,
         cores=cores,
-        measured_step_ms=timings.step_ms,
+        seen=Seen(alone_ms={"shm": timings.step_ms, **({"tcp": tcp.timings.step_ms} if tcp else {})}),
     )
-
-
-def contention(alone: Timings, crowded: Timings, cores: int, num_workers: int) -> float:
-    """By how much more processor time a step takes when the other cores work too, for all of them busy."""
-    if cores < 2 or not alone.worker_ms or not crowded.steps:
-        return 0.0
-    more = crowded.worker_ms / alone.worker_ms - 1
-    total_s = crowded.cpu_s * num_workers + (crowded.ps_cpu_s or 0.0)
-    others = (min(float(cores), total_s / crowded.wall_s) - 1) / (cores - 1)
-    return min(MOST_CONTENTION, max(0.0, more / others)) if others > 0.1 else 0.0

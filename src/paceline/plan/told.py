@@ -12,6 +12,7 @@ from paceline.plan.costs import FORMAT, Costs
 from paceline.plan.planning import Plan
 from paceline.plan.simulate import Prediction
 
+MUCH_REST = 0.2  # of a step
 HEAD = ("workers", "ps", "mode", "step ms", "samples/s", "efficiency", "stale", "p95", "discarded", "limited by")
 
 
@@ -56,11 +57,29 @@ def costs_lines(costs: Costs) -> list[str]:
         lines.append(
             f"An exchange over {name}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, "
             f"{lane.message_ms:.3g} ms a message on the ps, {lane.bulk_ms:.3g} ms for its bytes, "
-            f"{lane.wake_ms:.3g} ms waking."
+            f"{lane.wake_ms:.3g} ms waking; {lane.rest_ms:.3g} ms of a step are none of these."
         )
     if costs.contention:
         lines.append(f"With all cores busy each is {100 * costs.contention:.0f} % slower.")
+    lines += _doubt(costs)
+    if costs.shared_spread > costs.spread:
+        lines.append(
+            f"Computing differs by {100 * costs.spread:.0f} % from step to step, where workers share the machine by "
+            f"{100 * costs.shared_spread:.0f} %."
+        )
     return lines
+
+
+def _doubt(costs: Costs) -> list[str]:
+    """Where much of a measured step is in none of its parts."""
+    seen = costs.seen.alone_ms if costs.seen is not None else {}
+    shares = [costs.lanes[lane].rest_ms / step_ms for lane, step_ms in seen.items() if step_ms > 0]
+    if max(shares, default=0.0) < MUCH_REST:
+        return []
+    return [
+        f"{100 * max(shares):.0f} % of a step of one worker is in none of its parts: other programs ran meanwhile, or "
+        "the machine has fewer cores than it says. Calibrate again when it is quiet."
+    ]
 
 
 def write(plan: Plan, folder: Path) -> Path:

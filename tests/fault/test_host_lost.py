@@ -110,8 +110,8 @@ def test_in_sync_all_shards_go_back_to_the_checkpoint(
     told = went_back(cluster.end(), lost)
     assert told and told[0] >= step
     back = told[0]
-    # Each worker makes its 60 steps; the one that was on its way when the ps died may be void. Worker 1 may not have
-    # read the answer to its step 20 yet: that round went back with the ps, so it brings the step again, one more.
+    # Each worker makes its 60 steps; the one that was on its way when the ps died may be void. Worker 0 stands after it
+    # has pushed step 20, for which worker 1 must have pushed its step 19, no more: its step 20 may still be to come.
     counts = [served(each) for each in cluster.ps]
     assert counts[0] == counts[1]
     assert back + (STEPS - STOP) - 2 <= counts[0] <= back + (STEPS - STOP) + 1
@@ -190,7 +190,8 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
     arrival.release()
     cluster.end()
     (event,) = cluster.events("reseed")
-    assert STOP - 1 <= int(str(event["version"])) <= STOP + 1
+    # Worker 1 has pushed its step 19 at least, and may not have read the answer: it then stands at version 18.
+    assert STOP - 2 <= int(str(event["version"])) <= STOP + 1
     counts = [served(each) for each in cluster.ps]
     assert counts[0] == counts[1] and STEPS - 3 <= counts[0] <= STEPS + 1
 

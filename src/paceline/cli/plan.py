@@ -14,8 +14,12 @@ import typer
 from paceline.errors import TrainingFailed, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.plan.costs import Costs
     from paceline.plan.planning import Plan, Wanted
+
+CLEAR_LINE = "\r\x1b[K"
 
 Script = Annotated[
     str | None, typer.Argument(metavar="[SCRIPT]", help="The training script to calibrate.", show_default=False)
@@ -61,7 +65,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Of the simulation's dice.")]
 StepMs = Annotated[float | None, typer.Option("--step-ms", help="Instead of SCRIPT: computing time of a step.")]
 Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="With --step-ms: size of the parameters.")]
 ApplyMs = Annotated[float | None, typer.Option("--apply-ms", help="With --step-ms: an update on the ps.")]
-Batch = Annotated[float, typer.Option("--batch", help="With --step-ms: samples a step.")]
+Batch = Annotated[float, typer.Option("--batch", help="With --step-ms: samples a step; 1: samples/s are steps/s.")]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as in python -m.")]
 
 
@@ -97,6 +101,9 @@ def plan(
             "Give a script to calibrate, or --calibration FILE of an earlier plan, or --step-ms with --bytes and "
             f"--apply-ms: one of them{', not several' if sum(sources) > 1 else ''}."
         )
+    folder = told.made_folder(Path(out)) if out else None
+    if folder is not None:
+        picture.check()
     if calibration is not None:
         costs = told.read_costs(Path(calibration))
     elif step_ms is not None:
@@ -105,9 +112,8 @@ def plan(
         costs = _calibrated(str(script), tuple(args or ()), module, seconds, threads, wanted)
     if wanted.lane not in costs.lanes:
         raise UsageError(f"This calibration has no lane {wanted.lane}; make it again with --lane tcp or a --link.")
-    folder = Path(out) if out else None
     if folder is not None:
-        _keep(costs, folder)
+        told.keep(costs, folder)
     made = _planned(costs, wanted, seed)
     _tell(made, note)
     if folder is not None:
@@ -119,7 +125,6 @@ def _wanted(
     workers: str, ps: str, mode: str, link: str, lane: str, cores: int | None, price: str, slow: str
 ) -> "tuple[Wanted, str]":
     """What is asked for, checked before anything runs; and what was chosen for the user."""
-    from paceline.cluster.slow import parse
     from paceline.plan import topology as t
     from paceline.plan.planning import Wanted
 
@@ -133,17 +138,15 @@ def _wanted(
     modes = [part.strip() for part in mode.split(",") if part.strip()]
     if not modes:
         raise UsageError("--mode is empty; name at least one, such as async.")
-    for each in modes:
-        t.mode_of(each, counts[-1])
+    t.check_modes(modes, counts[-1])
     if lane not in ("shm", "tcp"):
         raise UsageError(f"--lane is {lane!r}; use shm or tcp.")
     if cores is not None and cores < 1:
         raise UsageError(f"--cores-per-host is {cores}; a host has at least 1.")
     named_ps = t.counts(ps or ("1,4,16" if is_far else "1,2"), "ps", t.MAX_PS)
-    slowed = tuple(sorted((task.index, factor) for task, factor in parse(slow).items()))
     wanted = Wanted(
         workers=counts, ps=named_ps, modes=modes, link=joined, lane="tcp" if joined else lane,
-        cores=cores or _num_cores(), price=t.parse_price(price), slow=slowed,
+        cores=cores or _num_cores(), price=t.parse_price(price), slow=t.parse_slow(slow, counts[-1]),
     )  # fmt: skip
     return wanted, note
 
@@ -181,15 +184,6 @@ def _calibrated(
         raise UsageError(f"{script} failed while it was calibrated, so there is nothing to plan with.") from None
 
 
-def _keep(costs: "Costs", folder: Path) -> None:
-    """As soon as it is known: a simulation that is given up costs no second calibration."""
-    import msgspec
-
-    folder.mkdir(parents=True, exist_ok=True)
-    told = msgspec.json.format(msgspec.json.encode(costs), indent=1)
-    (folder / "calibration.json").write_bytes(told + b"\n")
-
-
 def _planned(costs: "Costs", wanted: "Wanted", seed: int) -> "Plan":
     from random import Random
 
@@ -197,22 +191,39 @@ def _planned(costs: "Costs", wanted: "Wanted", seed: int) -> "Plan":
 
     def progress(done: int, of: int) -> None:
         if sys.stderr.isatty():
-            print(f"\rsimulating curve {done + 1} of {of}", end="\r", file=sys.stderr, flush=True)
+            print(f"\rsimulating curve {done + 1} of {of}", end="", file=sys.stderr, flush=True)
 
-    return Planner(costs, wanted, lambda: Random(seed)).plan(seed, progress)
+    try:
+        return Planner(costs, wanted, lambda: Random(seed)).plan(seed, progress)
+    finally:
+        if sys.stderr.isatty():
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def _tell(made: "Plan", note: str) -> None:
-    from paceline.cli.table import print_table
     from paceline.plan import told
 
-    print("\n".join(told.costs_lines(made.costs)))
+    print("\n".join(told.costs_lines(made.costs, made.wanted.lane)))
     if note:
         print(note)
-    print_table(told.head(made), told.rows(made))
+    _print_table(told.head(made), told.rows(made))
     print("★ recommended, ○ knee: the last number of workers that pays.")
     print("\n".join(made.said))
     print(f"Recommended: {made.reason}")
+
+
+def _print_table(head: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
+    """With a frame in a terminal where all of it has room; else columns side by side."""
+    from paceline.lab.tables import drawn, plain
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        console, framed = Console(), drawn(head, rows)
+        if console.measure(framed).maximum < console.width:
+            console.print(framed)
+            return
+    print(plain(head, rows))
 
 
 def _num_cores() -> int:

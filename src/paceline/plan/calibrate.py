@@ -24,6 +24,7 @@ from paceline.lab.interrupts import undisturbed
 from paceline.lab.processes import Process
 from paceline.launchers import closing
 from paceline.launchers.entry import Program, check_program
+from paceline.launchers.supervisor import NOTHING_TRAINED
 from paceline.plan.costs import Costs, Seen
 from paceline.plan.fitting import fitted
 from paceline.plan.timings import Measured, Timings, costs_of, mean_step_ms
@@ -47,6 +48,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Summary(msgspec.Struct, frozen=True):
     ps: list[PsReport] = []
+    error: str | None = None
 
 
 def timed_run(
@@ -71,21 +73,33 @@ def timed_run(
         with undisturbed():
             process.interrupt(END_S)
     if process.code or not is_gone:
-        raise TrainingFailed(failure(paths, log, is_gone))
+        raise failure(program, paths, log, is_gone)
     workers = [msgspec.json.decode(p.read_bytes(), type=Timings) for p in sorted(folder.glob("timings-*.json"))]
     if not workers:
         raise UsageError(f"{program.script} never made a step with a model that ctx.prepare(...) returned.")
     return Ran(workers=workers, ps=msgspec.json.decode(paths.summary.read_bytes(), type=_Summary).ps)
 
 
-def failure(paths: RunPaths, log: Path, is_gone: bool) -> str:
-    """Why a run failed: the traceback of a worker's log if there is one, else what the launcher said."""
+def failure(program: Program, paths: RunPaths, log: Path, is_gone: bool) -> TrainingFailed | UsageError:
+    """Why a run failed: it trained nothing; else the traceback of a worker's log, or what the launcher said."""
+    if _summary(paths).error == NOTHING_TRAINED:
+        return UsageError(f"{program.script}: {NOTHING_TRAINED}, and there are no steps to calibrate.")
     logs = sorted((paths.root / "logs").glob("*.log")) if (paths.root / "logs").is_dir() else []
     for each in [path for path in logs if path.name.startswith("worker")] + [log]:
         reason = closing.reason(each) if each.exists() else []
         if reason:
-            return "The script failed:\n" + "\n".join(reason)
-    return "The script failed without a word." if is_gone else "The script did not make its steps in time."
+            return TrainingFailed("The script failed:\n" + "\n".join(reason))
+    if is_gone:
+        return TrainingFailed("The script failed without a word.")
+    return TrainingFailed("The script did not make its steps in time.")
+
+
+def _summary(paths: RunPaths) -> _Summary:
+    """What the launcher left; nothing, where it did not come so far."""
+    try:
+        return msgspec.json.decode(paths.summary.read_bytes(), type=_Summary)
+    except (OSError, msgspec.MsgspecError):
+        return _Summary()
 
 
 def calibrate(

@@ -3,6 +3,7 @@
 Called by cli/plan. Draws what the plan says, and decides nothing.
 """
 
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ COLOURS = ("#2f62a8", "#38853a", "#b06a12", "#8e3a8e", "#c62828", "#4a4a4a")
 LINES = ("-", "--", ":", "-.")
 
 
+def check() -> None:
+    """A UsageError where the drawing package is missing; before anything is calibrated."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("A picture needs matplotlib: pip install 'paceline[lab]', or leave out --out.")
+
+
 def draw(plan: Plan, folder: Path) -> list[Path]:
-    """plan.svg and plan.png; a UsageError where the drawing package is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("A picture needs matplotlib: pip install 'paceline[lab]', or leave out --out.") from None
+    """plan.svg and plan.png."""
+    from matplotlib.figure import Figure
+
     figure: Any = Figure(figsize=(8.0, 5.0), layout="constrained")
     axes = figure.add_subplot()
     colours = dict(zip(dict.fromkeys(curve.num_ps for curve in plan.curves), cycle(COLOURS), strict=False))
@@ -31,7 +36,6 @@ def draw(plan: Plan, folder: Path) -> list[Path]:
     axes.plot(counts, ideal, color="#bdbdbd", linewidth=1, label="one worker's, times workers", zorder=1)
     _recommended(axes, plan)
     _axes(axes, plan)
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "plan.svg", folder / "plan.png"]
     for path in paths:
         figure.savefig(path, dpi=110)

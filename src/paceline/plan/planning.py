@@ -136,9 +136,11 @@ class Planner:
             found = self.predict(count, num_ps, mode)
             points += [found] if found is not None else []
         knee, limit = self._knee(points, num_ps, mode)
-        return Curve(num_ps=num_ps, mode=mode, points=points, knee=knee, knee_limit=limit)
+        points += [knee] if knee is not None and knee not in points else []
+        points.sort(key=lambda point: point.topology.num_workers)
+        return Curve(num_ps=num_ps, mode=mode, points=points, knee=_workers(knee), knee_limit=limit)
 
-    def _knee(self, points: Sequence[Prediction], num_ps: int, mode: str) -> tuple[int | None, str]:
+    def _knee(self, points: Sequence[Prediction], num_ps: int, mode: str) -> tuple[Prediction | None, str]:
         """The last number of workers that pays, and what limits just beyond it."""
         steps = list(pairwise(points))
         paying = [at for at, (low, high) in enumerate(steps) if self._pays(low, high)]
@@ -150,7 +152,7 @@ class Planner:
             middle = self.predict((low.topology.num_workers + high.topology.num_workers) // 2, num_ps, mode)
             assert middle is not None
             low, high = (middle, high) if self._pays(low, middle) else (low, middle)
-        return low.topology.num_workers, high.limit
+        return low, high.limit
 
     def _pays(self, low: Prediction, high: Prediction) -> bool:
         more = high.topology.num_workers - low.topology.num_workers
@@ -189,9 +191,22 @@ def recommend(curves: Sequence[Curve], base: Prediction, has_price: bool) -> tup
     more = fastest.samples_per_s / chosen.samples_per_s
     beyond = f" The fastest is {fastest.topology.title} with {more:.2f} times as much." if more > 1.1 else ""
     return chosen, (
-        f"{chosen.topology.title}: {chosen.samples_per_s:,.0f} samples/s, {gain:.2f} times one worker{stale}{lost}; "
+        f"{chosen.topology.title}: {rate(chosen.samples_per_s)} samples/s, {gain:.2f} times one worker{stale}{lost}; "
         f"{why}; limited by {chosen.limit}.{beyond}"
     )
+
+
+def rate(per_s: float) -> str:
+    """Samples a second, for a reader.
+
+    >>> rate(12018.4), rate(12.34), rate(4.5678), rate(0.0012345)
+    ('12,018', '12', '4.57', '0.00123')
+    """
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.3g}"
+
+
+def _workers(prediction: Prediction | None) -> int | None:
+    return prediction.topology.num_workers if prediction is not None else None
 
 
 def _tasks(prediction: Prediction) -> int:

@@ -25,10 +25,10 @@ class World:
         self._number += 1
         heapq.heappush(self._queue, (self.now + delay_s, self._number, call))
 
-    def run_until(self, is_over: Callable[[], bool]) -> bool:
-        """False: nothing more happens, though it is not over."""
+    def run_until(self, is_over: Callable[[], bool], most_events: float = math.inf) -> bool:
+        """False: nothing more happens, or too much has, though it is not over."""
         while not is_over():
-            if not self._queue:
+            if not self._queue or self.events >= most_events:
                 return False
             self.now, _, call = heapq.heappop(self._queue)
             self.events += 1
@@ -52,6 +52,7 @@ class Shared:
         self._turn = 0
         self._called_at = math.inf
         self.used = 0.0  # of the capacity, times seconds
+        self.short_s = 0.0  # seconds that every user lost because others used it too
 
     def use(self, work: float, done: Call, weight: float = 1.0) -> None:
         """So much work, `done` when it is through; `weight` users in one (threads)."""
@@ -77,26 +78,38 @@ class Shared:
         passed, self._since = self._world.now - self._since, self._world.now
         if self._users and passed > 0:
             self._virtual += passed * self._rate()
-            self.used += passed * min(self._weight * self._cap, self._capacity)
+            wanted = self._weight * self._cap
+            self.used += passed * min(wanted, self._capacity)
+            self.short_s += passed * (1 - self._capacity / wanted) if wanted > self._capacity else 0.0
 
     def _next(self) -> None:
         """Be called when the first one is through; a call that comes too early, because others came since, looks
         again, so one that is under way is enough."""
         if not self._users:
             return
-        end = self._world.now + max(0.0, self._users[0][0] - self._virtual) / self._rate()
+        end = self._end()
         if end < self._called_at:
             self._called_at = end
             self._turn += 1
             turn = self._turn
             self._world.after(end - self._world.now, lambda: self._look(turn))
 
+    def _end(self) -> float:
+        """When the first one will be through, if nobody comes or goes."""
+        return self._world.now + max(0.0, self._users[0][0] - self._virtual) / self._rate()
+
+    def _is_through(self) -> bool:
+        """Up to rounding; also when what is left is too short for the clock, which after a long time has few digits
+        for it: it would never be over."""
+        is_near = self._users[0][0] <= self._virtual * (1 + ROUNDING) + ROUNDING * self._cap
+        return is_near or self._end() <= self._world.now
+
     def _look(self, turn: int) -> None:
         if turn != self._turn:
             return  # an earlier call was needed since
         self._called_at = math.inf
         self._advance()
-        while self._users and self._users[0][0] <= self._virtual * (1 + ROUNDING) + ROUNDING * self._cap:
+        while self._users and self._is_through():
             _, _, weight, done = heapq.heappop(self._users)
             self._weight = self._weight - weight if self._users else 0.0
             done()

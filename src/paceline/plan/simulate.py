@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from paceline.cluster.membership import Membership
+from paceline.errors import UsageError
 from paceline.modes import make
 from paceline.plan.costs import Costs
 from paceline.plan.sharing import Call, Shared, World
@@ -28,6 +29,7 @@ from paceline.wire.frames import WITHOUT_PARAMETERS
 
 STEADY = 0.01  # two chunks whose rates differ by less
 LEAST_STEPS, MOST_CHUNKS = 160, 6  # of a chunk, and of a simulation
+MOST_EVENTS = 10_000_000  # a minute or so: more is refused
 LARGE = 48  # with more workers than that, luck evens out: few steps of each are enough
 WAITS, FULL, NEARLY = 0.15, 0.97, 0.9  # a share of the time: waits a lot; a machine, and a ps or a link, that is full
 NEARLY_IN_TURN = 0.75  # a link that is full in rounds, where everybody computes in between
@@ -245,7 +247,12 @@ class Simulation:
 
     def _until(self, steps: int) -> None:
         wanted = self._steps + steps
-        is_over = self.world.run_until(lambda: self._steps >= wanted)
+        is_over = self.world.run_until(lambda: self._steps >= wanted, MOST_EVENTS)
+        if not is_over and self.world.events >= MOST_EVENTS:
+            raise UsageError(
+                f"{self.topology.title}: too much happens in it to be simulated (more than {MOST_EVENTS:,} events); "
+                "ask for fewer workers or ps, or give each a host (--link)."
+            )
         assert is_over, f"{self.topology.title}: everybody waits for somebody else"
 
     def _predicted(self, before: "Counts") -> Prediction:
@@ -292,6 +299,7 @@ class Simulation:
             "cores_busy": max(share[0] for share in shares),
             "link_busy": self._links_share([share[1:] for share in shares[:-1]]) if has_link else 0.0,
             "worker_link_busy": self._links_share([shares[-1][1:]]) if has_link else 0.0,
+            "cores_short": (self.ps[0].host.cpu.short_s - before.short_s) / (self.world.now - before.now),
         }
 
     def _links_share(self, links: list[tuple[float, ...]]) -> float:
@@ -301,7 +309,7 @@ class Simulation:
     def _limit(self, uses: dict[str, float], waiting: float) -> Limit:
         if uses["link_busy"] > (NEARLY_IN_TURN if self.mode.has_rounds else NEARLY_BOTH_WAYS):
             return Limit.PS_LINK
-        if self.topology.link is None and uses["cores_busy"] > FULL:
+        if self.topology.link is None and (uses["cores_busy"] > FULL or uses["cores_short"] > WAITS):
             return Limit.CORES
         if uses["ps_busy"] > NEARLY or (self.topology.link and uses["cores_busy"] > FULL and waiting > WAITS):
             return Limit.PS
@@ -360,3 +368,4 @@ class Counts:
             for use in uses_of(host):
                 use.share_used(0.0, 0.0)  # which brings it up to now
             self.used.append([use.used for use in uses_of(host)])
+        self.short_s = hosts[0].cpu.short_s

@@ -13,16 +13,17 @@ import argparse
 import contextlib
 import os
 import resource
-import runpy
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
+from paceline.launchers.entry import Program, execute, guarded
 from paceline.plan.timings import LEAST_STEPS, Timings, mean_ms, parts_of, usual
 from paceline.telemetry.paths import RunPaths
 from paceline.worker.trainee import Trainee
@@ -103,6 +104,7 @@ class Stopwatch:
         lazy = usual(self.lazy)
         return Timings(
             steps=self.steps,
+            all_steps=self._pushes,
             wall_s=self.until_s - self.from_s if self.from_s is not None and self.steps else 0.0,
             step_ms=mean_ms(lazy),
             process_ms=mean_ms(lazy, 3),
@@ -173,21 +175,12 @@ def main(argv: Sequence[str]) -> None:
     asked = parser.parse_args(argv)
     watch = Stopwatch(asked.seconds, asked.warmup, asked.probe)
     attach(watch, asked.run_dir)
+    program = Program(script=asked.script, args=tuple(asked.rest), is_module=asked.module)
     try:
-        run(asked.script, asked.rest, asked.module)
+        sys.exit(guarded(partial(execute, program)))  # which tells an error without the frames that started the script
     finally:
         told = msgspec.json.encode(watch.timings())
         (asked.run_dir / f"timings-{os.getpid()}.json").write_bytes(told)
-
-
-def run(script: str, args: Sequence[str], is_module: bool) -> None:
-    """As launchers/entry does it: the script's name, its arguments, its folder first on the path."""
-    sys.argv = [script, *args]
-    if is_module:
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

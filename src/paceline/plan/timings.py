@@ -31,6 +31,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker measured in its window."""
 
     steps: int
+    all_steps: int  # with those before the window: its warm-up
     wall_s: float  # up to the end of the last step
     step_ms: float  # mean of the usual steps whose answer was taken late
     process_ms: float  # processor time of the whole process in them
@@ -116,11 +117,12 @@ def lane_costs(run: Measured, message_ms: float | None = None) -> LaneCosts:
 
 def check_steps(workers: Sequence[Timings]) -> None:
     """A run goes on until there are enough, unless the script ends."""
-    fewest = min(each.steps for each in workers)
-    if fewest < LEAST_STEPS:
+    fewest = min(workers, key=lambda each: each.steps)
+    if fewest.steps < LEAST_STEPS:
         raise UsageError(
-            f"The script made {fewest} steps after its warm-up; a calibration needs {LEAST_STEPS} of every worker: let "
-            "it train longer (more epochs)."
+            f"Your script ended by itself after {fewest.all_steps} steps, {fewest.steps} of them after the warm-up; a "
+            f"calibration needs {LEAST_STEPS} of every worker: let it train longer, such as paceline plan train.py "
+            "--epochs 200."
         )
 
 

@@ -3,13 +3,14 @@
 Called by cli/plan. Must never round anything in the file, nor decide anything.
 """
 
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import UsageError
 from paceline.plan.costs import FORMAT, Costs
-from paceline.plan.planning import Plan
+from paceline.plan.planning import Plan, rate
 from paceline.plan.simulate import Prediction
 
 MUCH_REST = 0.2  # of a step
@@ -36,7 +37,7 @@ def _row(plan: Plan, point: Prediction, is_knee: bool) -> tuple[str, ...]:
         str(topology.num_ps),
         str(topology.mode),
         f"{point.step_ms:.3g}" if point.step_ms < 1000 else f"{point.step_ms:.0f}",
-        f"{point.samples_per_s:,.0f}",
+        rate(point.samples_per_s),
         f"{100 * (point.efficiency or 0):.0f} %",
         f"{point.staleness_mean:.1f}",
         f"{point.staleness_p95:.0f}",
@@ -46,16 +47,20 @@ def _row(plan: Plan, point: Prediction, is_knee: bool) -> tuple[str, ...]:
     return (*cells, f"{point.cost or 0:.3g}") if plan.wanted.price is not None else cells
 
 
-def costs_lines(costs: Costs) -> list[str]:
+def costs_lines(costs: Costs, used_lane: str) -> list[str]:
     """What the prediction rests on."""
+    samples = (
+        f"{costs.batch:g} sample{'s' * (costs.batch != 1)} a step{', so samples/s are steps/s' * (costs.batch == 1)}"
+    )
     lines = [
         f"A step of one worker: {costs.compute_ms + costs.device_ms:.3g} ms computing, {costs.overlap_ms:.3g} ms next "
         f"batch, {costs.apply_ms:.3g} ms update on the ps; {costs.size_bytes / 1e6:.3g} MB of parameters, "
-        f"{costs.batch:g} samples; {costs.threads} thread{'s' * (costs.threads > 1)} a task.",
+        f"{samples}; {costs.threads} thread{'s' * (costs.threads > 1)} a task.",
     ]
-    for name, lane in costs.lanes.items():
+    lane = costs.lanes.get(used_lane)
+    if lane is not None:
         lines.append(
-            f"An exchange over {name}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, "
+            f"An exchange over {used_lane}: {lane.push_ms:.3g} ms push, {lane.read_ms:.3g} ms pull, "
             f"{lane.message_ms:.3g} ms a message on the ps, {lane.bulk_ms:.3g} ms for its bytes, "
             f"{lane.wake_ms:.3g} ms waking; {lane.rest_ms:.3g} ms of a step are none of these."
         )
@@ -82,12 +87,30 @@ def _doubt(costs: Costs) -> list[str]:
     ]
 
 
+def made_folder(path: Path) -> Path:
+    """Where files can be written: tried before anything is calibrated."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}; give a folder that you may write to.") from None
+
+
+def keep(costs: Costs, folder: Path) -> None:
+    """As soon as they are known: a simulation that is given up costs no second calibration."""
+    (folder / "calibration.json").write_bytes(_json(costs))
+
+
 def write(plan: Plan, folder: Path) -> Path:
     """plan.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    path.write_bytes(_json(plan))
     return path
+
+
+def _json(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 class _Kept(msgspec.Struct, frozen=True):

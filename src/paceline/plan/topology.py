@@ -5,9 +5,11 @@ Called by cli/plan and bench/plan. Pure. Every mistake is a UsageError that says
 
 import math
 import re
+from collections.abc import Sequence
 
 import msgspec
 
+from paceline.cluster import slow
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.modes import make
@@ -113,6 +115,28 @@ def mode_of(text: str, num_workers: int) -> ModeSpec | None:
         return None
     make(spec, num_workers)
     return spec
+
+
+def check_modes(modes: Sequence[str], most_workers: int) -> None:
+    """A mode that none of the clusters can have is a mistake; where only small ones cannot, it is left out there."""
+    for text in modes:
+        if mode_of(text, most_workers) is None:
+            least = text.partition(":")[2]
+            raise UsageError(f"--mode {text} needs at least {least} workers, and --workers has {most_workers} at most.")
+
+
+def parse_slow(text: str, most_workers: int) -> tuple[tuple[int, float], ...]:
+    """(worker, how many times slower), which the largest cluster must have.
+
+    >>> parse_slow("worker:1=4x", 2), parse_slow("", 2)
+    (((1, 4.0),), ())
+    """
+    slowed = slow.parse(text)
+    for task in slowed:
+        if task.job != "worker" or task.index >= most_workers:
+            names = "worker:0" if most_workers == 1 else f"worker:0 to worker:{most_workers - 1}"
+            raise UsageError(f"--slow names {task}, which is no worker of these clusters; theirs are {names}.")
+    return tuple(sorted((task.index, factor) for task, factor in slowed.items()))
 
 
 def parse_link(text: str) -> Link | None:

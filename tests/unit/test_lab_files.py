@@ -28,7 +28,8 @@ SMALL = 'script = "train.py"\n'
 
 
 @pytest.mark.parametrize(
-    "name", ["user_file", "user_matrix", "axes", "figures", "estimate", "kept", "flat", "result", "run"]
+    "name",
+    ["user_file", "user_matrix", "axes", "figures", "estimate", "kept", "flat", "result", "run", "repetitions", "whole_runs"],
 )
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0

@@ -9,14 +9,15 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import estimate, flat, reading, telling
+from paceline.lab import MATRICES, estimate, flat, peers, reading, telling
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
 from paceline.lab.kept import Kept, earlier, unfinished
 from paceline.lab.processes import Times
 from paceline.lab.progress import Progress
+from paceline.lab.repetitions import useful
 from paceline.lab.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
-from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment, plan
 
 SCRIPT = """
 import json, pathlib, sys
@@ -199,6 +200,35 @@ def test_a_scenario_that_ran_after_it_failed_has_not_failed(tmp_path: Path) -> N
     results.close()
     assert Kept(results.path).failures == {"again": "it fell"}, "of scenarios; the runs are another matter"
     assert [each.scenario for each in reading.read(results.path).failures] == ["again", "a run"]
+
+
+def test_a_group_without_a_row_that_can_be_measured_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `peers` without `make peers`: it is said once, nobody looks at no processes, and a run that goes on skips it."""
+    absent = tuple(Scenario(name=name, kind=Kind.DRIVER, what="no_such_peer") for name in ("theirs", "their single"))
+    row = Row(title="theirs", scenario="theirs", beside="their single")
+    matrix = Matrix(name="small", scenarios=absent, rows=(row,), amounts=Amounts(reps=2, steps=1))
+    folder = tmp_path / "small-1"
+    measured(matrix, folder, is_ended=False)
+    printed = capsys.readouterr().out
+    assert "small: skipped, because none of its rows can be measured here." in printed
+    assert "Idle" not in printed and "other programs" not in printed and "repetition 1" not in printed
+    assert not [each for each in lines_of(folder) if each["kind"] in ("idle", "others")]
+    assert repetitions_left(matrix, Kept(folder / "results.jsonl")) == []
+
+
+def test_what_stands_only_beside_missing_rows_does_not_run() -> None:
+    """The single process of a group whose other systems are not installed."""
+    matrix = MATRICES["peers"](True)
+    segments = plan(matrix.rows, 0, 0, peers.RAY)
+    assert {each.scenario for each in useful(segments, {})} == {peers.SINGLE, peers.RAY_ONE, peers.RAY_ASYNC}
+    assert useful(segments, {peers.RAY_ONE, peers.RAY_ASYNC}) == []
+    few = useful(segments, {peers.RAY_ASYNC})
+    assert [each.scenario for each in few] == [peers.SINGLE, peers.RAY_ONE, peers.SINGLE]
+    tensorflow = {peers.TF_SINGLE}  # what TensorFlow's rows are compared with
+    left = {each.scenario for each in useful(plan(matrix.rows, 0, 0, peers.BARS), tensorflow)}
+    assert peers.DDP in left and not left & {peers.TF_SINGLE, peers.TF_ONE, peers.TF_ASYNC}
 
 
 # --- before it begins ---------------------------------------------------------------------------------------------

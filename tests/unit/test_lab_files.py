@@ -16,7 +16,7 @@ from paceline.lab import peers as peers_matrix
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
 from paceline.lab.kept import earlier
 from paceline.lab.result import provenance_of
-from paceline.lab.run import SOAK, Request, chosen
+from paceline.lab.run import SOAK, Request, chosen, told_left_out
 from paceline.lab.scenario import Matrix
 from paceline.lab.user_file import line_of, parse
 from paceline.lab.whole_runs import command_of
@@ -29,7 +29,19 @@ SMALL = 'script = "train.py"\n'
 
 @pytest.mark.parametrize(
     "name",
-    ["user_file", "user_matrix", "axes", "figures", "estimate", "kept", "flat", "result", "run", "repetitions", "whole_runs"],
+    [
+        "user_file",
+        "user_matrix",
+        "axes",
+        "figures",
+        "estimate",
+        "kept",
+        "flat",
+        "result",
+        "run",
+        "repetitions",
+        "whole_runs",
+    ],  # fmt: skip
 )
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
@@ -81,15 +93,48 @@ def test_a_combination_without_sense_is_left_out_and_said() -> None:
 @pytest.mark.parametrize(
     ("axis", "told"),
     [
-        ('mode = ["sync", "asink"]', "No combination with mode = 'asink' makes sense: Unknown mode 'asink'; did you"),
-        ('lane = ["inproc"]', "No combination of mine's axes makes sense: Lane inproc is for tests"),
-        ("workers = [" + ", ".join(map(str, range(1, 10002))) + "]", "mine has 10001 combinations; 10000 are the most"),
-        ("staleness = [3]", "No combination of mine's axes makes sense: --staleness only makes sense with --mode"),
+        (
+            'mode = ["sync", "asink"]',
+            "5: no combination with mode = 'asink' makes sense: Unknown mode 'asink'; did you",
+        ),
+        ('lane = ["inproc"]', "5: no combination of mine's axes makes sense: Lane inproc is for tests"),
+        ("workers = [" + ", ".join(map(str, range(1, 10002))) + "]", "3: mine has 10001 combinations; 10000 are"),
+        ("staleness = [3]", "5: no combination of mine's axes makes sense: --staleness only makes sense with --mode"),
+        (
+            'slow = ["", "worker:9=4x"]',
+            "5: no combination with slow = 'worker:9=4x' makes sense: --slow names worker:9",
+        ),
+        ('slow = "worker:9=4x"\n[axes.args]\nsize = 1', "5: no combination of mine's axes makes sense: --slow names"),
     ],
 )
-def test_a_value_that_fits_nothing_is_refused(axis: str, told: str) -> None:
-    with pytest.raises(UsageError, match=f"^{told}"):
-        made(f'name = "mine"\n[axes]\n{axis}')
+def test_a_value_that_fits_nothing_is_refused_with_its_line(axis: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^mine.toml, line {told}"):
+        made(f'name = "mine"\n[axes]\nps = 1\n{axis}')
+
+
+def test_a_value_of_set_that_fits_nothing_is_refused_by_its_flag() -> None:
+    asked = parse(SMALL + "[axes]\nmode = ['async']", "mine.toml")
+    told = "^--set mode=async,fast: no combination with mode = 'fast' makes sense: Unknown mode 'fast'"
+    with pytest.raises(UsageError, match=told):
+        user_matrix.made(user_file.replaced(asked, {"mode": ["async", "fast"]}))
+
+
+def test_what_makes_no_sense_beside_is_told_with_its_line() -> None:
+    text = "beside = { workers = 1 }\n[axes]\nworkers = [1, 2]\nslow = ['worker:1=4x', '']"
+    with pytest.raises(UsageError, match=r"^mine\.toml, line 2: .* which makes no sense; name another cell"):
+        made(text)
+
+
+def test_what_is_left_out_for_one_reason_is_said_once() -> None:
+    text = "[axes]\nps = [1, 2]\nworkers = [1, 2]\nmode = ['async', 'sync']\nslow = ['', 'worker:1=4x']"
+    found = user_matrix.made(parse(SMALL + text, "mine.toml"))
+    (said,) = told_left_out(found.left_out)
+    assert said == (
+        "4 combinations are left out: --slow names worker:1, which is no worker of this cluster; its workers are "
+        "worker:0. (1 ps + 1 worker, async, slow worker:1=4x; 1 ps + 1 worker, sync, slow worker:1=4x; "
+        "2 ps + 1 worker, async, slow worker:1=4x; and 1 more)"
+    )
+    assert len(told_left_out([("a", "x."), ("b", "y."), ("c", "x.")])) == 2
 
 
 def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
@@ -207,6 +252,10 @@ def test_what_failed_is_marked_and_one_epoch_is_no_steady_figure() -> None:
         ("seeds = 3", r"has no key 'script'; say which script"),
         ("script = 3", r"line 1: script is 3; it must be a text in quotes"),
         (SMALL + '[axes]\nmod = ["sync"]', r"line 3: there is no axis 'mod'; did you mean 'mode'\?"),
+        (
+            SMALL + "[axes]\nhidden = [1]",
+            r"line 3: there is no axis 'hidden'; a flag of the script belongs into \[axes.args\]",
+        ),
         (SMALL + "[axes]\nmode = []", r"line 3: axis mode is empty"),
         (SMALL + "[axes]\n\nworkers = [0]", r"line 4: axis workers has 0; it must be a whole number"),
         (SMALL + "[axes]\nworkers = ['2']", r"line 3: axis workers has '2'"),
@@ -299,7 +348,8 @@ def test_set_replaces_the_axes_of_a_file(tmp_path: Path) -> None:
     assert "1 ps + 3 workers, sync, size 20" in labels and len(labels) == 3
     for sets, told in (
         ("workers=2", "--set leaves out workers=1, which the others are compared with"),
-        ("wrokers=2", "there is no axis 'wrokers'; did you mean 'workers'"),
+        ("wrokers=2", "there is no axis 'wrokers'; did you mean 'workers'?"),
+        ("hidden=2", "there is no axis 'hidden'; a flag of the script belongs into [axes.args]"),
         ("workers=two", "workers has 'two'; it must be a whole number"),
         ("workers", "write it as --set mode=sync,async"),
         ("mode=sync,sync", "has a value twice"),

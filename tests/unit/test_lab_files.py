@@ -331,8 +331,27 @@ def test_a_file_whose_name_is_no_name_is_told_to_have_one(tmp_path: Path) -> Non
         user_file.load(path)
 
 
-def test_the_help_lists_every_matrix() -> None:
-    assert sorted(KNOWN) == sorted([*MATRICES, SOAK])
+def test_help_message_and_page_list_every_matrix_in_one_order() -> None:
+    every = [*MATRICES, SOAK]
+    assert list(KNOWN) == every
+    with pytest.raises(UsageError, match=re.escape(f"valid: {', '.join(every)};")):
+        chosen(Request(matrix="zzz"))
+    page = (ROOT / "docs" / "lab_matrices.md").read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    head, _, *rows = lines
+    assert head == ["name", "question", "quick", "whole", "page"]
+    assert [row[0].strip("`") for row in rows] == every
+    assert all(len(row) == 5 and all(row) for row in rows)
+    below = re.findall(r"\(#(.+?)\)", page)
+    assert below and all(f"\n## {name}\n" in page for name in below)
+
+
+def test_the_help_says_what_set_and_only_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli(["lab", "run", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "have TEXT in their title, and what those are compared with" in told
+    assert "Of a file: these values instead of the axis's own, or an axis more." in told
 
 
 # --- --set and --seeds --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from paceline.lab.result import provenance_of
 from paceline.lab.run import SOAK, Request, chosen, told_left_out
 from paceline.lab.scenario import Matrix
 from paceline.lab.user_file import line_of, parse
-from paceline.lab.whole_runs import command_of
+from paceline.lab.whole_runs import command_of, seed_hint, too_long
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 
@@ -41,7 +41,7 @@ SMALL = 'script = "train.py"\n'
         "run",
         "repetitions",
         "whole_runs",
-    ],  # fmt: skip
+    ],
 )
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
@@ -143,6 +143,30 @@ def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
     assert cells[-1].program == ("train.py", "--seed", "1") and cells[-1].title == "1 ps + 2 workers, seed 1"
     assert cells_of('seeds = [7]\nseed_flag = "--random"')[0].program == ("train.py", "--random", "7")
     assert cells_of('seeds = [7]\nseed_flag = ""')[0].program == ("train.py",)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "worker:0 failed with exit code 2 (train.py: error: unrecognized arguments: --seed 1); its log: x",
+        "worker:0 failed with exit code 2 (Error: No such option: --seed); its log: x",
+        "worker:0 failed with exit code 1 (UnrecognizedFlagError: Unknown command line flag 'seed'); its log: x",
+    ],
+)
+def test_a_script_that_takes_no_seed_is_told_which_key_to_write(cause: str) -> None:
+    cell = cells_of("seeds = [1]\n[axes.args]\nsize = 1")[0]
+    assert seed_hint(cell, cause) == '. If the script takes no --seed, write seed_flag = "" into the file'
+    assert seed_hint(cell, cause.replace("seed", "size")) == "", "that is another mistake"
+    assert seed_hint(cell, "worker:0 failed (ValueError: seed must be even)") == ""
+    assert seed_hint(cell, "worker:0 failed (KeyError: unknown column); its log: runs/mine/seed-1/x.log") == ""
+    assert seed_hint(cells_of('seeds = [1]\nseed_flag = ""')[0], cause) == ""
+    assert seed_hint(cells_of("")[0], cause) == ""
+
+
+def test_a_run_of_a_file_that_took_too_long_names_the_key() -> None:
+    assert too_long(cells_of("limit_s = 20")[0]) == "it did not end within 20 s; raise limit_s in the file"
+    built_in = chosen(Request(matrix="budget"))[0].tables[0].cells[0]
+    assert too_long(built_in) == "it did not end within 600 s", "which no file has set"
 
 
 def test_only_leaves_what_its_cells_are_compared_with(tmp_path: Path) -> None:

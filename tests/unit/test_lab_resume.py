@@ -117,7 +117,40 @@ def test_results_of_something_else_are_said_and_not_mixed(field: str, value: obj
     results.begin(msgspec.structs.replace(facts, **{field: value}))
     results.close()
     found, said = unfinished(earlier(tmp_path, "small"), facts)
-    assert found is None and f"with another {told}; nothing of it is taken" in said
+    assert found is None and f"with another {told}" in said and said.endswith("; nothing of it is taken.")
+
+
+def left_of(folder: Path, before: Matrix, now: Matrix) -> str:
+    """What is said about results of `before`, which have their first run, when `now` is asked for."""
+    (table,) = before.tables
+    results = ResultFile(folder / f"{before.name}-1")
+    results.begin(provenance_of(before, 0.0))
+    results.cell(table, table.cells[0], Finished(), (*table.cells[0].labels, "", ""))
+    results.close()
+    cells = [cell for table in now.tables for cell in table.cells]
+    return unfinished(earlier(folder, before.name), provenance_of(now, 1.0), cells)[1]
+
+
+def test_what_has_changed_in_a_request_is_said(tmp_path: Path) -> None:
+    def change(matrix: Matrix, **fields: object) -> Matrix:
+        (table,) = matrix.tables
+        cells = tuple(msgspec.structs.replace(cell, **fields) for cell in table.cells)
+        return msgspec.structs.replace(matrix, tables=(msgspec.structs.replace(table, cells=cells),))
+
+    first = runs(tmp_path, "a", "b")
+    script = first.tables[0].cells[0].program[0]
+    for number, (now, told) in enumerate(
+        (
+            (msgspec.structs.replace(first, amounts=Amounts(reps=3)), "reps was 7, and is 3"),
+            (change(first, seed=1, repetition=2), ""),
+            (change(first, seed=1, limit_s=9.0), "seeds were none, and are 1"),
+            (runs(tmp_path, "b"), "'a' was measured, and is not asked for"),
+            (change(first, program=(script, "a", "--x")), f"'a' was python {script} a, and is python {script} a --x"),
+            (runs(tmp_path, "a"), "the script's text, limit_s, or what it had not come to"),
+        )
+    ):
+        said = left_of(tmp_path / str(number), first, now)
+        assert (f"another request ({told}); nothing of it" if told else "Going on with ") in said, said
 
 
 def test_a_changed_script_or_flag_is_another_request(tmp_path: Path) -> None:
@@ -205,7 +238,7 @@ def test_a_scenario_that_ran_after_it_failed_has_not_failed(tmp_path: Path) -> N
 def test_a_group_without_a_row_that_can_be_measured_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `peers` without `make peers`: it is said once, nobody looks at no processes, and a run that goes on skips it."""
+    """As `peers` without `make peers`: it is said, no idle processes are looked at, and going on skips it."""
     absent = tuple(Scenario(name=name, kind=Kind.DRIVER, what="no_such_peer") for name in ("theirs", "their single"))
     row = Row(title="theirs", scenario="theirs", beside="their single")
     matrix = Matrix(name="small", scenarios=absent, rows=(row,), amounts=Amounts(reps=2, steps=1))
@@ -244,6 +277,22 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path: Path, capsys: pytest.Captur
     assert main(Request(matrix="soak", is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
     assert "its own plan" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_has_one_line_for_runs_that_differ_only_in_seed_or_repetition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "mine.toml"
+    path.write_text('script = "train.py"\nseeds = 2\nbeside = { workers = 1 }\n[axes]\nworkers = [1, 2]')
+    assert main(Request(matrix=str(path), is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
+    printed = capsys.readouterr().out.splitlines()
+    guessed = [" ".join(line.split()) for line in printed if "a guess" in line]
+    assert sorted(guessed) == [
+        f"{title} (7 runs) 3 min 30 s a guess: a quarter of its limit"
+        for title in ("1 ps + 1 worker", "1 ps + 2 workers", "A/A: 1 ps + 1 worker")
+    ]
+    assert any(line.startswith("About 10 min 30 s in all") for line in printed)
 
 
 def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def main(request: Request) -> int:
     for said in told_left_out(left_out):
         print(said, flush=True)
     earlier = kept.earlier(out, matrix.name)  # 2
-    going_on, said = (None, "") if plan is not None or request.is_fresh else kept.unfinished(earlier, facts)
+    cells = [cell for table in matrix.tables for cell in table.cells]
+    is_anew = plan is not None or request.is_fresh
+    going_on, said = (None, "") if is_anew else kept.unfinished(earlier, facts, cells)
     if said:
         print(said, flush=True)
     done = going_on[1] if going_on else Kept()

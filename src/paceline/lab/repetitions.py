@@ -2,6 +2,7 @@
 
 Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
 Repetitions that an interrupted run of the same matrix has brought to their end are taken from it.
+What no row can use any more, because the row or what is beside it has failed, does not run.
 One group of rows after the other, each with processes of its own:
 
 1. start its scenarios, wait until each is ready, warm each up,

@@ -191,7 +191,9 @@ def test_of_few_steps_only_the_counts_are_judged() -> None:
     cell = budget.matrix(is_quick=True).tables[0].cells[0]
     workers = [Worker(index=0, steps=250), Worker(index=1, steps=250)]
     (line,) = budget.verdict_lines([(cell, Finished(workers=workers, global_step=500))])
-    assert line[-1] == "within the bars"
+    assert line[-1] == "too few steps for the bars"
+    (line,) = budget.verdict_lines([(cell, Finished(workers=workers, global_step=501))])
+    assert line[-1] == "OVER THE BAR: 1 miscounted"
 
 
 def test_a_quick_run_is_not_held_against_the_document() -> None:

@@ -16,10 +16,10 @@ from paceline.lab import peers as peers_matrix
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
 from paceline.lab.kept import earlier
 from paceline.lab.result import provenance_of
-from paceline.lab.run import SOAK, Request, chosen
+from paceline.lab.run import SOAK, Request, chosen, told_left_out
 from paceline.lab.scenario import Matrix
 from paceline.lab.user_file import line_of, parse
-from paceline.lab.whole_runs import command_of
+from paceline.lab.whole_runs import command_of, seed_hint, too_long
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 
@@ -28,7 +28,20 @@ SMALL = 'script = "train.py"\n'
 
 
 @pytest.mark.parametrize(
-    "name", ["user_file", "user_matrix", "axes", "figures", "estimate", "kept", "flat", "result", "run"]
+    "name",
+    [
+        "user_file",
+        "user_matrix",
+        "axes",
+        "figures",
+        "estimate",
+        "kept",
+        "flat",
+        "result",
+        "run",
+        "repetitions",
+        "whole_runs",
+    ],
 )
 def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
@@ -80,15 +93,48 @@ def test_a_combination_without_sense_is_left_out_and_said() -> None:
 @pytest.mark.parametrize(
     ("axis", "told"),
     [
-        ('mode = ["sync", "asink"]', "No combination with mode = 'asink' makes sense: Unknown mode 'asink'; did you"),
-        ('lane = ["inproc"]', "No combination of mine's axes makes sense: Lane inproc is for tests"),
-        ("workers = [" + ", ".join(map(str, range(1, 10002))) + "]", "mine has 10001 combinations; 10000 are the most"),
-        ("staleness = [3]", "No combination of mine's axes makes sense: --staleness only makes sense with --mode"),
+        (
+            'mode = ["sync", "asink"]',
+            "5: no combination with mode = 'asink' makes sense: Unknown mode 'asink'; did you",
+        ),
+        ('lane = ["inproc"]', "5: no combination of mine's axes makes sense: Lane inproc is for tests"),
+        ("workers = [" + ", ".join(map(str, range(1, 10002))) + "]", "3: mine has 10001 combinations; 10000 are"),
+        ("staleness = [3]", "5: no combination of mine's axes makes sense: --staleness only makes sense with --mode"),
+        (
+            'slow = ["", "worker:9=4x"]',
+            "5: no combination with slow = 'worker:9=4x' makes sense: --slow names worker:9",
+        ),
+        ('slow = "worker:9=4x"\n[axes.args]\nsize = 1', "5: no combination of mine's axes makes sense: --slow names"),
     ],
 )
-def test_a_value_that_fits_nothing_is_refused(axis: str, told: str) -> None:
-    with pytest.raises(UsageError, match=f"^{told}"):
-        made(f'name = "mine"\n[axes]\n{axis}')
+def test_a_value_that_fits_nothing_is_refused_with_its_line(axis: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^mine.toml, line {told}"):
+        made(f'name = "mine"\n[axes]\nps = 1\n{axis}')
+
+
+def test_a_value_of_set_that_fits_nothing_is_refused_by_its_flag() -> None:
+    asked = parse(SMALL + "[axes]\nmode = ['async']", "mine.toml")
+    told = "^--set mode=async,fast: no combination with mode = 'fast' makes sense: Unknown mode 'fast'"
+    with pytest.raises(UsageError, match=told):
+        user_matrix.made(user_file.replaced(asked, {"mode": ["async", "fast"]}))
+
+
+def test_what_makes_no_sense_beside_is_told_with_its_line() -> None:
+    text = "beside = { workers = 1 }\n[axes]\nworkers = [1, 2]\nslow = ['worker:1=4x', '']"
+    with pytest.raises(UsageError, match=r"^mine\.toml, line 2: .* which makes no sense; name another cell"):
+        made(text)
+
+
+def test_what_is_left_out_for_one_reason_is_said_once() -> None:
+    text = "[axes]\nps = [1, 2]\nworkers = [1, 2]\nmode = ['async', 'sync']\nslow = ['', 'worker:1=4x']"
+    found = user_matrix.made(parse(SMALL + text, "mine.toml"))
+    (said,) = told_left_out(found.left_out)
+    assert said == (
+        "4 combinations are left out: --slow names worker:1, which is no worker of this cluster; its workers are "
+        "worker:0. (1 ps + 1 worker, async, slow worker:1=4x; 1 ps + 1 worker, sync, slow worker:1=4x; "
+        "2 ps + 1 worker, async, slow worker:1=4x; and 1 more)"
+    )
+    assert len(told_left_out([("a", "x."), ("b", "y."), ("c", "x.")])) == 2
 
 
 def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
@@ -97,6 +143,30 @@ def test_seeds_repeat_every_cell_and_are_told_to_the_script() -> None:
     assert cells[-1].program == ("train.py", "--seed", "1") and cells[-1].title == "1 ps + 2 workers, seed 1"
     assert cells_of('seeds = [7]\nseed_flag = "--random"')[0].program == ("train.py", "--random", "7")
     assert cells_of('seeds = [7]\nseed_flag = ""')[0].program == ("train.py",)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "worker:0 failed with exit code 2 (train.py: error: unrecognized arguments: --seed 1); its log: x",
+        "worker:0 failed with exit code 2 (Error: No such option: --seed); its log: x",
+        "worker:0 failed with exit code 1 (UnrecognizedFlagError: Unknown command line flag 'seed'); its log: x",
+    ],
+)
+def test_a_script_that_takes_no_seed_is_told_which_key_to_write(cause: str) -> None:
+    cell = cells_of("seeds = [1]\n[axes.args]\nsize = 1")[0]
+    assert seed_hint(cell, cause) == '. If the script takes no --seed, write seed_flag = "" into the file'
+    assert seed_hint(cell, cause.replace("seed", "size")) == "", "that is another mistake"
+    assert seed_hint(cell, "worker:0 failed (ValueError: seed must be even)") == ""
+    assert seed_hint(cell, "worker:0 failed (KeyError: unknown column); its log: runs/mine/seed-1/x.log") == ""
+    assert seed_hint(cells_of('seeds = [1]\nseed_flag = ""')[0], cause) == ""
+    assert seed_hint(cells_of("")[0], cause) == ""
+
+
+def test_a_run_of_a_file_that_took_too_long_names_the_key() -> None:
+    assert too_long(cells_of("limit_s = 20")[0]) == "it did not end within 20 s; raise limit_s in the file"
+    built_in = chosen(Request(matrix="budget"))[0].tables[0].cells[0]
+    assert too_long(built_in) == "it did not end within 600 s", "which no file has set"
 
 
 def test_only_leaves_what_its_cells_are_compared_with(tmp_path: Path) -> None:
@@ -206,6 +276,10 @@ def test_what_failed_is_marked_and_one_epoch_is_no_steady_figure() -> None:
         ("seeds = 3", r"has no key 'script'; say which script"),
         ("script = 3", r"line 1: script is 3; it must be a text in quotes"),
         (SMALL + '[axes]\nmod = ["sync"]', r"line 3: there is no axis 'mod'; did you mean 'mode'\?"),
+        (
+            SMALL + "[axes]\nhidden = [1]",
+            r"line 3: there is no axis 'hidden'; a flag of the script belongs into \[axes.args\]",
+        ),
         (SMALL + "[axes]\nmode = []", r"line 3: axis mode is empty"),
         (SMALL + "[axes]\n\nworkers = [0]", r"line 4: axis workers has 0; it must be a whole number"),
         (SMALL + "[axes]\nworkers = ['2']", r"line 3: axis workers has '2'"),
@@ -281,8 +355,27 @@ def test_a_file_whose_name_is_no_name_is_told_to_have_one(tmp_path: Path) -> Non
         user_file.load(path)
 
 
-def test_the_help_lists_every_matrix() -> None:
-    assert sorted(KNOWN) == sorted([*MATRICES, SOAK])
+def test_help_message_and_page_list_every_matrix_in_one_order() -> None:
+    every = [*MATRICES, SOAK]
+    assert list(KNOWN) == every
+    with pytest.raises(UsageError, match=re.escape(f"valid: {', '.join(every)};")):
+        chosen(Request(matrix="zzz"))
+    page = (ROOT / "docs" / "lab_matrices.md").read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    head, _, *rows = lines
+    assert head == ["name", "question", "quick", "whole", "page"]
+    assert [row[0].strip("`") for row in rows] == every
+    assert all(len(row) == 5 and all(row) for row in rows)
+    below = re.findall(r"\(#(.+?)\)", page)
+    assert below and all(f"\n## {name}\n" in page for name in below)
+
+
+def test_the_help_says_what_set_and_only_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli(["lab", "run", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "have TEXT in their title, and what those are compared with" in told
+    assert "Of a file: these values instead of the axis's own, or an axis more." in told
 
 
 # --- --set and --seeds --------------------------------------------------------------------------------------------
@@ -298,7 +391,8 @@ def test_set_replaces_the_axes_of_a_file(tmp_path: Path) -> None:
     assert "1 ps + 3 workers, sync, size 20" in labels and len(labels) == 3
     for sets, told in (
         ("workers=2", "--set leaves out workers=1, which the others are compared with"),
-        ("wrokers=2", "there is no axis 'wrokers'; did you mean 'workers'"),
+        ("wrokers=2", "there is no axis 'wrokers'; did you mean 'workers'?"),
+        ("hidden=2", "there is no axis 'hidden'; a flag of the script belongs into [axes.args]"),
         ("workers=two", "workers has 'two'; it must be a whole number"),
         ("workers", "write it as --set mode=sync,async"),
         ("mode=sync,sync", "has a value twice"),

@@ -326,11 +326,24 @@ def test_how_a_push_grows_is_told() -> None:
         "1 MB",
         "shm",
         "1",
-        "50",
+        "100 (1 worker)",
         "50",
         "8.50 (1 to 16)",
-        "1600 (of 4)",
-        "full with 4 workers; one run each",
+        "1600 (4 workers)",
+        "more than 4 workers bring less than 10 % more pushes/s; one run each",
     )
     assert line_of(table, *ended[0])["MB/s"] == "2000"
     assert growth([(4, 1.0)]) is None
+    assert scale.verdict_lines(ended[:1])[0][3:] == (
+        "100 (1 worker)", "-", "-", "1000 (1 worker)", "one number of workers says nothing of growth; one run each",
+    )  # fmt: skip
+    assert scale.verdict_lines(ended[:2])[0][-1] == "still grows with 4 workers; one run each"
+
+
+def test_a_queue_that_bends_the_line_has_no_negative_times() -> None:
+    """The times of a run whose straight line is at -57 us with no worker."""
+    kind = [cell for cell in scale.matrix(True).tables[0].cells if cell.labels[:3] == ("1 kB", "tcp", "1")]
+    runs = [told(pushes(1920, 85.0)), told(pushes(2051, 257.0, 4)), told(pushes(536, 1449.0, 16))]
+    (line,) = scale.verdict_lines(list(zip(kind, runs, strict=True)))
+    assert line[3:5] == ("85 (1 worker)", "93") and line[6] == "8576 (16 workers)"
+    assert line[-1].startswith("more than 4 workers bring less than 10 % more"), "more, but not worth it"

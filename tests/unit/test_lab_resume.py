@@ -9,14 +9,15 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import estimate, flat, reading, telling
+from paceline.lab import MATRICES, estimate, flat, peers, reading, telling
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
 from paceline.lab.kept import Kept, earlier, unfinished
 from paceline.lab.processes import Times
 from paceline.lab.progress import Progress
+from paceline.lab.repetitions import useful
 from paceline.lab.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
-from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment, plan
 
 SCRIPT = """
 import json, pathlib, sys
@@ -116,7 +117,40 @@ def test_results_of_something_else_are_said_and_not_mixed(field: str, value: obj
     results.begin(msgspec.structs.replace(facts, **{field: value}))
     results.close()
     found, said = unfinished(earlier(tmp_path, "small"), facts)
-    assert found is None and f"with another {told}; nothing of it is taken" in said
+    assert found is None and f"with another {told}" in said and said.endswith("; nothing of it is taken.")
+
+
+def left_of(folder: Path, before: Matrix, now: Matrix) -> str:
+    """What is said about results of `before`, which have their first run, when `now` is asked for."""
+    (table,) = before.tables
+    results = ResultFile(folder / f"{before.name}-1")
+    results.begin(provenance_of(before, 0.0))
+    results.cell(table, table.cells[0], Finished(), (*table.cells[0].labels, "", ""))
+    results.close()
+    cells = [cell for table in now.tables for cell in table.cells]
+    return unfinished(earlier(folder, before.name), provenance_of(now, 1.0), cells)[1]
+
+
+def test_what_has_changed_in_a_request_is_said(tmp_path: Path) -> None:
+    def change(matrix: Matrix, **fields: object) -> Matrix:
+        (table,) = matrix.tables
+        cells = tuple(msgspec.structs.replace(cell, **fields) for cell in table.cells)
+        return msgspec.structs.replace(matrix, tables=(msgspec.structs.replace(table, cells=cells),))
+
+    first = runs(tmp_path, "a", "b")
+    script = first.tables[0].cells[0].program[0]
+    for number, (now, told) in enumerate(
+        (
+            (msgspec.structs.replace(first, amounts=Amounts(reps=3)), "reps was 7, and is 3"),
+            (change(first, seed=1, repetition=2), ""),
+            (change(first, seed=1, limit_s=9.0), "seeds were none, and are 1"),
+            (runs(tmp_path, "b"), "'a' was measured, and is not asked for"),
+            (change(first, program=(script, "a", "--x")), f"'a' was python {script} a, and is python {script} a --x"),
+            (runs(tmp_path, "a"), "the script's text, limit_s, or what it had not come to"),
+        )
+    ):
+        said = left_of(tmp_path / str(number), first, now)
+        assert (f"another request ({told}); nothing of it" if told else "Going on with ") in said, said
 
 
 def test_a_changed_script_or_flag_is_another_request(tmp_path: Path) -> None:
@@ -201,6 +235,35 @@ def test_a_scenario_that_ran_after_it_failed_has_not_failed(tmp_path: Path) -> N
     assert [each.scenario for each in reading.read(results.path).failures] == ["again", "a run"]
 
 
+def test_a_group_without_a_row_that_can_be_measured_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `peers` without `make peers`: it is said, no idle processes are looked at, and going on skips it."""
+    absent = tuple(Scenario(name=name, kind=Kind.DRIVER, what="no_such_peer") for name in ("theirs", "their single"))
+    row = Row(title="theirs", scenario="theirs", beside="their single")
+    matrix = Matrix(name="small", scenarios=absent, rows=(row,), amounts=Amounts(reps=2, steps=1))
+    folder = tmp_path / "small-1"
+    measured(matrix, folder, is_ended=False)
+    printed = capsys.readouterr().out
+    assert "small: skipped, because none of its rows can be measured here." in printed
+    assert "Idle" not in printed and "other programs" not in printed and "repetition 1" not in printed
+    assert not [each for each in lines_of(folder) if each["kind"] in ("idle", "others")]
+    assert repetitions_left(matrix, Kept(folder / "results.jsonl")) == []
+
+
+def test_what_stands_only_beside_missing_rows_does_not_run() -> None:
+    """The single process of a group whose other systems are not installed."""
+    matrix = MATRICES["peers"](True)
+    segments = plan(matrix.rows, 0, 0, peers.RAY)
+    assert {each.scenario for each in useful(segments, {})} == {peers.SINGLE, peers.RAY_ONE, peers.RAY_ASYNC}
+    assert useful(segments, {peers.RAY_ONE, peers.RAY_ASYNC}) == []
+    few = useful(segments, {peers.RAY_ASYNC})
+    assert [each.scenario for each in few] == [peers.SINGLE, peers.RAY_ONE, peers.SINGLE]
+    tensorflow = {peers.TF_SINGLE}  # what TensorFlow's rows are compared with
+    left = {each.scenario for each in useful(plan(matrix.rows, 0, 0, peers.BARS), tensorflow)}
+    assert peers.DDP in left and not left & {peers.TF_SINGLE, peers.TF_ONE, peers.TF_ASYNC}
+
+
 # --- before it begins ---------------------------------------------------------------------------------------------
 
 
@@ -214,6 +277,22 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path: Path, capsys: pytest.Captur
     assert main(Request(matrix="soak", is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
     assert "its own plan" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_has_one_line_for_runs_that_differ_only_in_seed_or_repetition(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "mine.toml"
+    path.write_text('script = "train.py"\nseeds = 2\nbeside = { workers = 1 }\n[axes]\nworkers = [1, 2]')
+    assert main(Request(matrix=str(path), is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
+    printed = capsys.readouterr().out.splitlines()
+    guessed = [" ".join(line.split()) for line in printed if "a guess" in line]
+    assert sorted(guessed) == [
+        f"{title} (7 runs) 3 min 30 s a guess: a quarter of its limit"
+        for title in ("1 ps + 1 worker", "1 ps + 2 workers", "A/A: 1 ps + 1 worker")
+    ]
+    assert any(line.startswith("About 10 min 30 s in all") for line in printed)
 
 
 def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:

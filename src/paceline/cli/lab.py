@@ -9,9 +9,9 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure which topology is worth its cost.")
 
-KNOWN = (  # a test holds it against lab.MATRICES, which would take long to import
+KNOWN = (  # in the order of the error message; a test holds it against lab.MATRICES, which would take long to import
     "overhead", "modes", "apply", "safety", "accuracy", "budget", "in-graph", "documents", "tensorflow", "carriers",
-    "peers", "seeds", "watch", "cards", "towers", "scale", "soak",
+    "peers", "seeds", "towers", "scale", "watch", "cards", "soak",
 )  # fmt: skip
 Name = Annotated[
     str,
@@ -33,13 +33,23 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer and shorter: to see 
 Short = Annotated[
     bool, typer.Option("--short", help="Of accuracy: the same curves at a tenth of the cost (lr 0.01, 55 batches).")
 ]
-Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only the lines that have TEXT in their title.")]
+Only = Annotated[
+    str,
+    typer.Option(
+        "--only", metavar="TEXT", help="Only the lines that have TEXT in their title, and what those are compared with."
+    ),
+]
 Minutes = Annotated[
     float | None, typer.Option("--minutes", help="Of a soak, with faults.  [default: 30, with --quick 3]")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="AXIS=A,B", help="Only these values of an axis: --set mode=sync --set lane=tcp,shm."),
+    typer.Option(
+        "--set",
+        metavar="AXIS=A,B",
+        help="Of a built-in matrix: only the lines with these values, and what they are held against. Of a file: these "
+        "values instead of the axis's own, or an axis more. --set mode=sync --set lane=tcp,shm.",
+    ),
 ]
 Seeds = Annotated[
     int | None, typer.Option("--seeds", metavar="N", help="Each cell with N seeds; the table has mean and spread.")

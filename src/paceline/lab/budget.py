@@ -17,6 +17,7 @@ FACTOR = 4.2  # document 002: 8,087 and 1,916 steps
 SEEDS = (1, 2, 3)
 SHARE = (3.5, 5.0)
 VALIDATION = (950.0, 1300.0)  # summed cross entropy over the 5,000 images; document 002: 1147.88 and 1122.46
+TOO_FEW = "too few steps for the bars"
 ELAPSED, LOSS = "elapsed_s", "validation_cross_entropy"  # what budget_script logs
 
 
@@ -146,15 +147,17 @@ def _verdict(title: str, runs: Sequence[Shared]) -> tuple[str, ...]:
     found = means(runs)
     exact = sum(not list(run.miscounted()) for run in runs)
     over = [f"{len(runs) - exact} miscounted"] if exact < len(runs) else []
-    if all(run.total >= STEPS for run in runs):
+    is_judged = all(run.total >= STEPS for run in runs)
+    if is_judged:
         over += found.over()
+    within = "within the bars" if is_judged else TOO_FEW
     return (
         title,
         str(len(runs)),
         f"{exact} of {len(runs)}",
         NONE if found.share is None else f"{found.share:.2f} : 1",
         number(found.loss, 2),
-        f"OVER THE BAR: {'; '.join(over)}" if over else "within the bars",
+        f"OVER THE BAR: {'; '.join(over)}" if over else within,
     )
 
 

@@ -3,6 +3,7 @@
 Called by lab/run. Pure: no process, no file, no clock.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ GUESS_SEGMENT_S = 2.0
 GUESS_START_S = 4.0  # of a scenario: imports, warm-up
 EARLIER, GUESS, DONE = "an earlier run", "a guess", "measured already"
 LIKE_IT, OTHERS = "earlier runs like it, with another seed or argument", "the mean of other runs"
+_ONE_OF_MANY = re.compile(r", (repetition|seed) \d+")
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -77,8 +79,17 @@ def lines(estimates: Sequence[Estimate]) -> list[tuple[str, str, str]]:
     """
     >>> lines([Estimate("async", 61.0, EARLIER), Estimate("sync", 0.0, DONE)])
     [('async', '1 min 1 s', 'an earlier run'), ('sync', '-', 'measured already')]
+    >>> lines([Estimate("sync, repetition 1", 30.0, GUESS), Estimate("sync, repetition 2", 30.0, GUESS)])
+    [('sync (2 runs)', '1 min 0 s', 'a guess')]
     """
-    return [(each.title, "-" if each.source == DONE else duration(each.seconds), each.source) for each in estimates]
+    alike: dict[tuple[str, str], list[Estimate]] = {}  # runs that differ only in seed or repetition, known alike
+    for each in estimates:
+        alike.setdefault((_ONE_OF_MANY.sub("", each.title), each.source), []).append(each)
+    made = []
+    for (title, source), found in alike.items():
+        what = found[0].title if len(found) == 1 else f"{title} ({len(found)} runs)"
+        made.append((what, "-" if source == DONE else duration(sum(each.seconds for each in found)), source))
+    return made
 
 
 def in_all(estimates: Sequence[Estimate]) -> str:

@@ -5,7 +5,7 @@ another version, commit, machine or request together with new ones: it says that
 """
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -101,8 +101,11 @@ def earlier(out: Path, matrix: str) -> list[tuple[Path, Kept]]:
     return found
 
 
-def unfinished(files: list[tuple[Path, Kept]], facts: Provenance) -> tuple[tuple[Path, Kept] | None, str]:
-    """The file to go on with, if the newest one of the same request has not ended; with it what is to be said."""
+def unfinished(
+    files: list[tuple[Path, Kept]], facts: Provenance, cells: Sequence[Cell] = ()
+) -> tuple[tuple[Path, Kept] | None, str]:
+    """The file to go on with, if the newest one of the same request has not ended; with it what is to be said.
+    `cells`: those that are asked for now."""
     said = ""
     for path, kept in files:
         assert kept.facts is not None
@@ -114,13 +117,36 @@ def unfinished(files: list[tuple[Path, Kept]], facts: Provenance) -> tuple[tuple
         if not other:
             return (path, kept), f"Going on with {shown(path.parent)}, which was not finished; --fresh begins anew."
         if not said:
-            said = f"{shown(path.parent)} was not finished, but with another {other[0]}; nothing of it is taken."
+            how = f" ({changed(kept, facts, cells)})" if other[0] == SAME["plan"] else ""
+            said = f"{shown(path.parent)} was not finished, but with another {other[0]}{how}; nothing of it is taken."
     return None, said
 
 
 def differences(before: Provenance, now: Provenance) -> list[str]:
     """What has changed, in words."""
     return [told for name, told in SAME.items() if getattr(before, name) != getattr(now, name)]
+
+
+def changed(before: Kept, now: Provenance, cells: Sequence[Cell]) -> str:
+    """How a request differs, as far as the lines of the other one tell it."""
+    assert before.facts is not None
+    then, amounts = before.facts, msgspec.structs.asdict(now.settings)
+    for name, old in msgspec.structs.asdict(then.settings).items():
+        if amounts[name] != old:
+            return f"{name} was {old}, and is {amounts[name]}"
+    if then.seeds != now.seeds:
+        return f"seeds were {_listed(then.seeds)}, and are {_listed(now.seeds)}"
+    asked = {cell.title: cell for cell in cells}
+    for title, ran in before.cells.items():
+        if title not in asked:
+            return f"{title!r} was measured, and is not asked for"
+        if ran.command != asked[title].command:
+            return f"{title!r} was {' '.join(ran.command)}, and is {' '.join(asked[title].command)}"
+    return "the script's text, limit_s, or what it had not come to"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or "none"
 
 
 def is_held(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""HOW does the cost of a push grow with the number of workers? What null workers tell, and a line through it.
+"""HOW does the cost of a push grow with the number of workers? What null workers tell, and the slope of it.
 
 Written by lab/scale_script, read by lab/scale. Pure: no clock, no file.
 """
@@ -40,22 +40,15 @@ class Pushes(msgspec.Struct, frozen=True, kw_only=True):
         return 1e6 / self.per_s
 
 
-class Growth(msgspec.Struct, frozen=True):
-    """A straight line: so much with no worker, so much more with each one."""
-
-    at_none: float
-    each: float
-
-
-def growth(points: Sequence[tuple[int, float]]) -> Growth | None:
-    """By least squares through (workers, value); None for fewer than two numbers of workers.
+def growth(points: Sequence[tuple[int, float]]) -> float | None:
+    """What each further worker adds, by least squares through (workers, value); None for fewer than two numbers of
+    workers. Only the slope is told: a queue bends the line, and what it has at no worker at all may be below 0.
 
     >>> growth([(1, 110.0), (4, 140.0), (16, 260.0)])
-    Growth(at_none=100.0, each=10.0)
+    10.0
     """
     if len({workers for workers, _ in points}) < 2:
         return None
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
-    each = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
-    return Growth(mean_y - each * mean_x, each)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)

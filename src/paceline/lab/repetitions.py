@@ -2,6 +2,7 @@
 
 Called by lab/run. A failing scenario must never stop the rest, and nothing may be left running.
 Repetitions that an interrupted run of the same matrix has brought to their end are taken from it.
+What no row can use any more, because the row or what is beside it has failed, does not run.
 One group of rows after the other, each with processes of its own:
 
 1. start its scenarios, wait until each is ready, warm each up,
@@ -14,7 +15,7 @@ When the last group is done: the tables.
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,9 +104,12 @@ class Repetitions:
                 write_data(Path(data))
                 starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
                 self._start(starter, scenario.of_group(self._matrix, group))  # 1
-                self._warm_up()
-                self._look_idle()  # 2
-                self._repeat(group, left)  # 3
+                self._warm_up(group)
+                if self._useful(group):
+                    self._look_idle()  # 2
+                    self._repeat(group, left)  # 3
+                else:
+                    self._leave_out(group, left)
                 self._end()
         finally:
             with undisturbed():  # 4
@@ -145,9 +149,13 @@ class Repetitions:
         self._progress.say(f"{name}: {cause}")
         self._groups[name].kill()
 
-    def _warm_up(self) -> None:
+    def _useful(self, group: int) -> set[str]:
+        """The scenarios of a group that a row still needs: not those that could only stand beside what has failed."""
+        return {each.scenario for each in useful(self._plans[group, 0], self.failures)}
+
+    def _warm_up(self, group: int) -> None:
         """Everything once, without keeping the times: allocators, caches, and how long a segment will take."""
-        for name in self._groups:
+        for name in [name for name in self._groups if name in self._useful(group)]:
             self._progress.update(f"{self._name}: warming up {name}")
             self._run(name, 0, self._amounts.warm_up(self._kinds[name]))
 
@@ -180,10 +188,21 @@ class Repetitions:
         told = f"{self._others[group]:.2f}"
         self._progress.say(f"Meanwhile other programs used {told} cores; 0 is what a measurement wants.")
 
+    def _leave_out(self, group: int, left: Sequence[int]) -> None:
+        """Nothing of the group can be measured here: it is said, and a run that goes on need not try again."""
+        self._progress.say(f"{self._name}: skipped, because none of its rows can be measured here.")
+        for repetition in left:
+            self._once(repetition, self._plans[group, repetition], ())
+
     def _once(self, repetition: int, segments: Sequence[Segment], later: Sequence[Segment]) -> None:
         times: list[float | None] = []
         for at, segment in enumerate(segments):
-            left_s = scenario.seconds_left([*segments[at:], *later], self._last_s)
+            if not is_useful(segments, at, self.failures):
+                self._results.segment(repetition, at, segment, None)
+                times.append(None)
+                continue
+            remaining = useful(segments, self.failures, at) + useful(later, self.failures)
+            left_s = scenario.seconds_left(remaining, self._last_s)
             self._progress.update(
                 f"{self._name}: repetition {repetition + 1} of {self._amounts.reps}, {segment.scenario}, "
                 f"about {duration(left_s)} left"
@@ -218,7 +237,7 @@ class Repetitions:
         for name, group in self._groups.items():
             late = [] if name in self.failures else group.end(END_S)
             if late:
-                self._progress.say(f"{name}: {', '.join(late)} did not end within {END_S:g} s and was killed.")
+                self._progress.say(told_late(name, late))
 
     def _sum_up(self) -> None:
         rows = self._matrix.rows
@@ -252,6 +271,36 @@ class Repetitions:
 
     def _of(self, row: int) -> Sequence[Pair]:
         return [pair for pair in self._pairs if pair.row == row]
+
+
+def is_useful(segments: Sequence[Segment], at: int, failed: Container[str]) -> bool:
+    """Whether a row can still have its time from this segment: nothing of it has failed, nor what is beside it.
+
+    >>> both = [Segment("a"), Segment("b", 0), Segment("a"), Segment("c", 1), Segment("a")]
+    >>> [is_useful(both, at, {"b"}) for at in range(5)]
+    [False, False, True, True, True]
+    """
+
+    def is_whole(row: int) -> bool:
+        if not 0 <= row < len(segments) or segments[row].row is None:
+            return False
+        return not any(each.scenario in failed for each in segments[max(0, row - 1) : row + 2])
+
+    return is_whole(at) if segments[at].row is not None else is_whole(at - 1) or is_whole(at + 1)
+
+
+def useful(segments: Sequence[Segment], failed: Container[str], begin: int = 0) -> list[Segment]:
+    """Those from there on of which a row can still have its time."""
+    return [segments[at] for at in range(begin, len(segments)) if is_useful(segments, at, failed)]
+
+
+def told_late(name: str, late: Sequence[str]) -> str:
+    """
+    >>> told_late("Ray", ["Ray"]), told_late("async", ["ps:0", "worker:0"])
+    ('Ray did not end within 10 s and was killed.', 'async: ps:0, worker:0 did not end within 10 s and were killed.')
+    """
+    who = name if list(late) == [name] else f"{name}: {', '.join(late)}"
+    return f"{who} did not end within {END_S:g} s and {'was' if len(late) == 1 else 'were'} killed."
 
 
 def explanation(amounts: Amounts) -> str:

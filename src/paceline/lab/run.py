@@ -31,6 +31,7 @@ SOAK = "soak"
 ACCURACY = "accuracy"
 TOML = ".toml"
 MINUTES, QUICK_MINUTES = 30.0, 3.0
+NAMED = 3  # of the combinations that are left out for one reason
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +58,12 @@ def main(request: Request) -> int:
     now_s = time.time()
     facts = provenance_of(matrix, now_s)
     out = Path(request.out).absolute()
-    for title, why in left_out:
-        print(f"{title} is left out: {why}", flush=True)
+    for said in told_left_out(left_out):
+        print(said, flush=True)
     earlier = kept.earlier(out, matrix.name)  # 2
-    going_on, said = (None, "") if plan is not None or request.is_fresh else kept.unfinished(earlier, facts)
+    cells = [cell for table in matrix.tables for cell in table.cells]
+    is_anew = plan is not None or request.is_fresh
+    going_on, said = (None, "") if is_anew else kept.unfinished(earlier, facts, cells)
     if said:
         print(said, flush=True)
     done = going_on[1] if going_on else Kept()
@@ -124,6 +127,24 @@ def chosen(request: Request) -> tuple[Matrix, tuple[tuple[str, str], ...]]:
     is_quick = request.is_quick
     found = user_matrix.made(asked, is_quick, reps, 1 if is_quick and request.seeds is None else None)
     return _only(found.matrix, request.only), found.left_out
+
+
+def told_left_out(left_out: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence for each reason, however many combinations it leaves out.
+
+    >>> told_left_out([("1 worker", "too few.")])
+    ['1 worker is left out: too few.']
+    """
+    by_reason: dict[str, list[str]] = {}
+    for title, why in left_out:
+        by_reason.setdefault(why, []).append(title)
+    said = []
+    for why, titles in by_reason.items():
+        more = f"; and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
+        which = f" ({'; '.join(titles[:NAMED])}{more})" if len(titles) > 1 else ""
+        who = f"{len(titles)} combinations are" if len(titles) > 1 else f"{titles[0]} is"
+        said.append(f"{who} left out: {why}{which}")
+    return said
 
 
 def checked(request: Request) -> Matrix:

@@ -56,7 +56,7 @@ def needs_bytes(size_bytes: int, num_workers: int, num_ps: int) -> int:
 def _cell(size: str, num_workers: int, num_ps: int, lane: str, seconds: float) -> Cell:
     counts = ("--bytes", str(SIZES[size]), "--workers", str(num_workers), "--ps", str(num_ps))
     return Cell(
-        title=f"{size}, {lane}, {num_ps} ps, {num_workers} worker{'s' if num_workers > 1 else ''}",
+        title=f"{size}, {lane}, {num_ps} ps, {workers_of(num_workers)}",
         labels=(size, lane, str(num_ps), str(num_workers)),
         program=(SCRIPT, *counts, "--lane", lane, "--seconds", f"{seconds:g}"),
         num_ps=num_ps,
@@ -95,23 +95,36 @@ def verdict_lines(ended: Runs) -> list[tuple[str, ...]]:
 
 
 def _verdict(kind: tuple[str, ...], told: dict[int, Pushes]) -> tuple[str, ...]:
-    fitted = growth([(workers, each.wait_us) for workers, each in told.items()])
+    each_us = growth([(workers, each.wait_us) for workers, each in told.items()])
     few, many = min(told), max(told)
     ratio = told[many].wait_us / told[few].wait_us if many > few else None
     best = max(told, key=lambda workers: told[workers].per_s)
     return (
         *kind,
-        number(fitted.at_none if fitted else None, 0),
-        number(fitted.each if fitted else None, 0),
+        f"{told[few].wait_us:.0f} ({workers_of(few)})",
+        number(each_us, 0),
         NONE if ratio is None else f"{ratio:.2f} ({few} to {many})",
-        f"{told[best].per_s:.0f} (of {best})",
+        f"{told[best].per_s:.0f} ({workers_of(best)})",
         _remark({workers: each.per_s for workers, each in told.items()}),
     )
 
 
+def workers_of(count: int) -> str:
+    """
+    >>> workers_of(1), workers_of(2)
+    ('1 worker', '2 workers')
+    """
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
 def _remark(per_s: dict[int, float]) -> str:
     full = full_from(per_s)
-    told = "it grows to the end" if full is None else f"full with {full} worker{'s' if full > 1 else ''}"
+    if len(per_s) < 2:
+        told = "one number of workers says nothing of growth"
+    elif full is None:
+        told = f"still grows with {workers_of(max(per_s))}"
+    else:
+        told = f"more than {workers_of(full)} bring less than {100 * (PAYS - 1):.0f} % more pushes/s"
     return f"{told}; one run each"
 
 
@@ -129,7 +142,7 @@ def full_from(per_s: dict[int, float]) -> int | None:
 
 
 VERDICTS = Verdicts(
-    title="How a push grows with the workers: a line through them, the last over the first, the most pushes a second",
-    columns=("load", "lane", "ps", "us at none", "us a worker", "last over first", "most pushes/s"),
+    title="How a push grows: with the fewest workers, by each one more, with the most over the fewest; most pushes/s",
+    columns=("load", "lane", "ps", "fewest us", "us a worker", "most over fewest", "most pushes/s"),
     lines=verdict_lines,
 )

@@ -44,6 +44,20 @@ class UserFile(msgspec.Struct, frozen=True, kw_only=True):
     compare: str = "epoch_s"
     axes: dict[str, tuple[Value, ...]] = {}  # ps, workers and the flags of `paceline run`
     own: dict[str, tuple[Value, ...]] = {}  # the script's flags
+    places: dict[str, str] = {}  # where keys and axes stand, the script's own with a leading "--"
+
+    def place(self, *names: str) -> str:
+        """Where the first of these that is known stands, for the beginning of a sentence; "" for none of them."""
+        return next((f"{self.places[name]}: " for name in names if name in self.places), "")
+
+
+def flag_of(own: str) -> str:
+    """How an axis of the script's own is typed.
+
+    >>> flag_of("hidden"), flag_of("--hidden")
+    ('--hidden', '--hidden')
+    """
+    return f"--{own.removeprefix('--')}"
 
 
 def load(path: Path) -> UserFile:
@@ -82,7 +96,10 @@ class _Reader:
         self._where = where
 
     def wrong(self, path: Sequence[str], why: str) -> UsageError:
-        return UsageError(f"{self._where}, line {line_of(self._text, *path)}: {why}.")
+        return UsageError(f"{self.place(*path)}: {why}.")
+
+    def place(self, *path: str) -> str:
+        return f"{self._where}, line {line_of(self._text, *path)}"
 
     def read(self) -> UserFile:
         try:
@@ -110,6 +127,11 @@ class _Reader:
             compare=self._string(given, "compare", "epoch_s"),
             axes={name: self._axis(name, ("axes", key), value) for name, (key, value) in settled.items()},
             own={str(name): self._axis(None, ("axes", OWN, name), value) for name, value in own.items()},
+            places={
+                **{key: self.place(key) for key in given},
+                **{name: self.place("axes", key) for name, (key, _) in settled.items()},
+                **{flag_of(name): self.place("axes", OWN, name) for name in own},
+            },
         )
         if found.compare not in COMPARED:
             raise self.wrong(("compare",), f"compare is {found.compare!r}; {hint(found.compare, COMPARED)}")
@@ -127,8 +149,8 @@ class _Reader:
     def _known(self, path: tuple[str, ...], given: Iterable[str], valid: Sequence[str]) -> None:
         for key in given:
             if key not in valid:
-                what = "axis" if path else "key"
-                raise self.wrong((*path, key), f"there is no {what} {key!r}; {hint(key, valid)}")
+                known = axis_hint(key, valid) if path else hint(key, valid)
+                raise self.wrong((*path, key), f"there is no {'axis' if path else 'key'} {key!r}; {known}")
 
     def _string(self, given: Mapping[str, object], key: str, default: str) -> str:
         value = given.get(key, default)
@@ -244,24 +266,37 @@ def default_of(name: str) -> Value:
 
 def replaced(asked: UserFile, sets: Mapping[str, Sequence[str]]) -> UserFile:
     """The file with these values in place of its axes' (--set); an axis it does not have is added."""
-    axes, own = dict(asked.axes), dict(asked.own)
+    axes, own, places = dict(asked.axes), dict(asked.own), dict(asked.places)
     for given, texts in sets.items():
         name = given.replace("-", "_")
         is_own = given in own
         if not is_own and name not in AXES:
-            raise UsageError(f"--set: there is no axis {given!r}; {hint(given, [*own, *AXES])}.")
+            raise UsageError(f"--set: there is no axis {given!r}; {axis_hint(given, [*own, *AXES])}.")
         try:
             values = tuple(_own_value(own[given], text) if is_own else value_of(name, text, True) for text in texts)
         except ValueError as error:
             raise UsageError(f"--set: {given} {error}.") from None
         (own if is_own else axes)[given if is_own else name] = values
-    changed = msgspec.structs.replace(asked, axes=axes, own=own)
+        places[flag_of(given) if is_own else name] = f"--set {given}={','.join(texts)}"
+    changed = msgspec.structs.replace(asked, axes=axes, own=own, places=places)
     for name, value in (asked.beside or {}).items():
         if value not in {**axes, **own}[name]:
             raise UsageError(
                 f"--set leaves out {name}={value}, which the others are compared with (beside); name it too."
             )
     return changed
+
+
+def axis_hint(name: str, valid: Iterable[str]) -> str:
+    """What to do about an axis that there is not: the nearest name, else where a flag of the script belongs.
+
+    >>> axis_hint("hidden", AXES)
+    'a flag of the script belongs into [axes.args]; [axes] is for ps, workers and flags of `paceline run`'
+    """
+    known = hint(name.replace("-", "_"), valid)
+    own = f"flag of the script belongs into [axes.{OWN}]"
+    near, is_near, _ = known.partition("? (valid: ")
+    return f"{near}? A {own}" if is_near else f"a {own}; [axes] is for ps, workers and flags of `paceline run`"
 
 
 def _own_value(known: Sequence[Value], text: str) -> Value:

@@ -18,7 +18,7 @@ from paceline.lab.cells import NONE, Cell, Finished, Runs, Table, Verdicts, numb
 from paceline.lab.figures import Figures, figures, logged, over
 from paceline.lab.scenario import Amounts, Matrix
 from paceline.lab.tables import quantile
-from paceline.lab.user_file import COUNTS, UserFile, Value, default_of
+from paceline.lab.user_file import COUNTS, UserFile, Value, default_of, flag_of
 
 AGAIN = "A/A: "
 QUICK_REPS = 3
@@ -80,10 +80,11 @@ def made(asked: UserFile, is_quick: bool = False, reps: int | None = None, num_s
 
 def _cells(asked: UserFile, is_quick: bool) -> tuple[list[Cell], list[tuple[str, str]]]:
     axes = {**{name: (default_of(name),) for name in COUNTS if name not in asked.axes}, **asked.axes}
-    axes |= {f"--{name.removeprefix('--')}": values for name, values in asked.own.items()}
+    axes |= {flag_of(name): values for name, values in asked.own.items()}
     count = prod(len(values) for values in axes.values())
     if count > MOST:
-        raise UsageError(f"{asked.name} has {count} combinations; {MOST} are the most: leave out values.")
+        has = f"{asked.name} has {count} combinations"
+        raise UsageError(f"{asked.place('axes')}{has}; {MOST} are the most: leave out values.")
     cells: list[Cell] = []
     left_out: list[tuple[str, str]] = []
     reasons: dict[tuple[str, str], str] = {}  # of values that fit nothing so far; "": it does
@@ -98,11 +99,18 @@ def _cells(asked: UserFile, is_quick: bool) -> tuple[list[Cell], list[tuple[str,
         else:
             cells.append(cell)
     if not cells:
-        raise UsageError(f"No combination of {asked.name}'s axes makes sense: {left_out[0][1]}")
+        place = asked.place(*_blamed(asked, {name: values[0] for name, values in axes.items()}), "axes")
+        raise UsageError(f"{place}no combination of {asked.name}'s axes makes sense: {left_out[0][1]}")
     for (name, text), why in reasons.items():
         if why:
-            raise UsageError(f"No combination with {name} = {text!r} makes sense: {why}")
+            raise UsageError(f"{asked.place(name)}no combination with {name} = {text!r} makes sense: {why}")
     return cells, left_out
+
+
+def _blamed(asked: UserFile, point: Point) -> list[str]:
+    """The axes without which a combination would make sense."""
+    ours = [name for name in point if not name.startswith("--")]
+    return [name for name in ours if not _nonsense(_cell(asked, {**point, name: default_of(name)}, False))]
 
 
 def _cell(asked: UserFile, point: Point, is_quick: bool) -> Cell:
@@ -169,11 +177,12 @@ def _beside(asked: UserFile, cells: Sequence[Cell]) -> Cell:
     named = asked.beside or {}
     point: Point = {name: default_of(name) for name in COUNTS}
     point |= {name: named.get(name, values[0]) for name, values in asked.axes.items()}
-    point |= {f"--{name.removeprefix('--')}": named.get(name, values[0]) for name, values in asked.own.items()}
+    point |= {flag_of(name): named.get(name, values[0]) for name, values in asked.own.items()}
     title = titled(point)
     found = [cell for cell in cells if cell.title == title]
     if not found:
-        raise UsageError(f"{asked.name} compares with {title!r} (beside), which makes no sense; name another cell.")
+        no_sense = f"{asked.name} compares with {title!r} (beside), which makes no sense"
+        raise UsageError(f"{asked.place('beside')}{no_sense}; name another cell.")
     return found[0]
 
 

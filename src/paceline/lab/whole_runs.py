@@ -9,6 +9,7 @@ What an interrupted run of the same matrix has measured is taken from it.
 """
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -98,8 +99,9 @@ class WholeRuns:
             done = read(paths, is_alone=cell.is_alone)
             line = (*cell.labels, *table.line(cell, done))
         except (ClusterError, OSError, msgspec.MsgspecError) as error:
-            self._fail(table, cell, paths, str(error))
-            return table.blank(cell, str(error)), Finished(failed=str(error))
+            why = f"{error}{seed_hint(cell, str(error))}"
+            self._fail(table, cell, paths, why)
+            return table.blank(cell, why), Finished(failed=why)
         finally:
             self._done += 1
         self._results.cell(table, cell, done, line, time.monotonic() - began_s, paths.root.name)
@@ -135,7 +137,7 @@ class WholeRuns:
                 f"{self._left(passed_s)}"
             )
             if passed_s > cell.limit_s:
-                raise Failed(f"it did not end within {cell.limit_s:g} s; its log: {closing.shown(process.log)}")
+                raise Failed(f"{too_long(cell)}; its log: {closing.shown(process.log)}")
 
     def _left(self, passed_s: float) -> str:
         """How long it will still take, if the runs that remain take as long as those before them."""
@@ -146,6 +148,23 @@ class WholeRuns:
         each_s = (time.monotonic() - self._began_s - passed_s) / self._done
         left_s = max(0.0, each_s - passed_s) + each_s * left
         return f"about {duration(left_s)} left{then}"
+
+
+def too_long(cell: Cell) -> str:
+    """Why a run was ended; of a user's script, with what sets the time."""
+    raised = "; raise limit_s in the file" if cell.is_script else ""
+    return f"it did not end within {cell.limit_s:g} s{raised}"
+
+
+def seed_hint(cell: Cell, cause: str) -> str:
+    """What to do about a script that does not know the flag that tells it its seed; "" for any other cause."""
+    flag, value = cell.program[-2:] if len(cell.program) > 2 else ("", "")
+    if not cell.is_script or cell.seed is None or value != str(cell.seed):
+        return ""
+    said = cause.partition("; its log: ")[0]  # the log's folder has the seed in its name
+    if not re.search(rf"(?i)(unrecognized|no such|unknown).*{re.escape(flag.lstrip('-'))}\b", said):
+        return ""
+    return f'. If the script takes no {flag}, write seed_flag = "" into the file'
 
 
 def command_of(cell: Cell, paths: RunPaths) -> list[str]:

@@ -87,12 +87,12 @@ def report(run: One, out: Out = "runs/lab", to: To = None) -> None:
 def _print(section: "Section") -> None:
     from rich.console import Console
 
-    from paceline.lab.tables import drawn, plain
+    from paceline.lab.tables import drawn, is_drawable, plain
 
     print(f"\n{section.title}")
-    console, framed = Console(highlight=False, markup=False), drawn(section.columns, section.lines)
-    if sys.stdout.isatty() and console.measure(framed).minimum <= console.width:
-        console.print(framed)
+    console = Console(highlight=False, markup=False)
+    if sys.stdout.isatty() and is_drawable(section.columns, section.lines, console.width):
+        console.print(drawn(section.columns, section.lines))
     else:
         print(plain(section.columns, section.lines))
     for name, words in section.words:

@@ -204,10 +204,10 @@ def test_what_failed_twice_is_told_once_and_what_ran_later_did_not_fail(tmp_path
     result = reading.read(write(tmp_path / "results.jsonl", *before, *after))
     assert [(each.scenario, each.cause, each.table) for each in result.failures] == [("3 workers", "then", "Runs")]
     told = telling.sections(result)
-    assert [section.title for section in told] == ["Runs", "Together"]
-    assert told[1].lines == [("3 runs", "")], "what was said before the run went on is of fewer runs"
+    assert [section.title for section in told] == ["Together", "Runs"]
+    assert told[0].lines == [("3 runs", "")], "what was said before the run went on is of fewer runs"
     parts = reading.read(write(tmp_path / "two.jsonl", *before, {**ORIGIN}, *after))
-    assert telling.sections(parts)[1].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
+    assert telling.sections(parts)[0].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
     gone = reading.read(write(tmp_path / "gone.jsonl", cell(), failed(FIRST, "later", table="Runs")))
     assert [each.cause for each in gone.failures] == ["later"], "a failure after a success is no less one"
 

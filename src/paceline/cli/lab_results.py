@@ -47,9 +47,13 @@ def _list(out: str) -> None:
         print(f"There are no results in {out}; `paceline lab run NAME` makes one.")
         return
     lines = [
-        (origin.matrix, origin.date, origin.paceline, mark_commit(origin), str(path)) for path, origin in found
+        (
+            origin.matrix, origin.date, origin.paceline, mark_commit(origin),
+            "not finished" if reading.is_unfinished(path, origin) else "", str(path),
+        )
+        for path, origin in found
     ]  # fmt: skip
-    print_table(("matrix", "date", "paceline", "commit", "file"), lines)
+    print_table(("matrix", "date", "paceline", "commit", "state", "file"), lines)
 
 
 def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
@@ -64,6 +68,8 @@ def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
     for name, result in zip("AB", results, strict=True):
         print(f"{name}: {result.path}, {result.origin.matrix}, {result.origin.date}")
     told = comparing.compare(*results)
+    for text in told.minded:
+        print(f"Mind: {text}")
     for text in told.unlike:
         print(f"NOT THE SAME: {text}")
     for section in told.sections:

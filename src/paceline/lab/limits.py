@@ -11,8 +11,7 @@ The rules, in this order; the first that holds is the verdict:
 5. compute: most of a step is the model's own work,
 6. exchange: a good part of a step is push and pull, though ps and link have room,
 7. rounds: a good part of a step is waiting, though nobody is slower than the rest.
-That a run was too short to be told from its start (launch) is said in front of any of them; of a run with next to no
-steps nothing else is said.
+That a run was too short to be told from its start (launch) is said in front; of next to no steps nothing else is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -298,7 +297,5 @@ def _remark(facts: Facts) -> str:
     """A run that hardly trained says little of its steps."""
     if facts.start_share is None or facts.start_share < LONG_START:
         return ""
-    share = _percent(facts.start_share)
-    if not facts.is_told:
-        return f"launch, and what the script does beside its steps, take {share} of the run's time, so a longer run says more"
-    return f"launch takes {share} of the run's time, so a longer run says more"
+    what = "launch takes" if facts.is_told else "launch, and what the script does beside its steps, take"
+    return f"{what} {_percent(facts.start_share)} of the run's time, so a longer run says more"

@@ -37,27 +37,29 @@ def test_a_frame_that_is_drawn_cuts_no_word(table: list[tuple[str, ...]]) -> Non
     assert all(cell in text for line in table for cell in line[1:-1]), "numbers are not wrapped at all"
 
 
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """A terminal of 80 columns; what is printed comes back."""
+    shown = StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", shown)
     for name, value in {"COLUMNS": "80", "LINES": "24", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CI", raising=False)
+    return shown
 
 
-@pytest.mark.usefixtures("narrow")
-def test_a_narrow_terminal_gets_every_configuration_by_lab_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_narrow_terminal_gets_every_configuration_by_lab_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = narrow(monkeypatch)
     lab_results._print(Section(title="mine", columns=COLUMNS, lines=TABLE))
-    assert f"\n{LONG}  " in capsys.readouterr().out
+    assert f"\n{LONG}  " in shown.getvalue()
 
 
-@pytest.mark.usefixtures("narrow")
-def test_a_narrow_terminal_gets_every_configuration_by_lab_run(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = progress.Progress()
-    shown.table("mine", COLUMNS, TABLE)
-    shown.close()
-    assert LONG in capsys.readouterr().out
+def test_a_narrow_terminal_gets_every_configuration_by_lab_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = narrow(monkeypatch)
+    measured = progress.Progress()
+    measured.table("mine", COLUMNS, TABLE)
+    measured.close()
+    assert LONG in shown.getvalue()
 
 
 # --- a run of a user's own matrix -------------------------------------------------------------------------------------
@@ -142,7 +144,9 @@ def test_a_column_that_is_empty_in_every_line_is_left_out(tmp_path: Path) -> Non
 
 def test_the_cause_of_a_failure_has_the_place_of_what_was_not_measured(tmp_path: Path) -> None:
     failed = {"kind": "failed", "scenario": "3 workers", "cause": "worker:2 ended", "table": "spirals"}
-    page = report.page(reading.read(write(tmp_path, *RUNS, failed, END)), [])
+    ranged = ran(ALONE, 7, step_ms="0.674 (0.664-0.685)")
+    page = report.page(reading.read(write(tmp_path, *RUNS, ranged, failed, END)), [])
+    assert '<td class="range">0.674 <span>(0.664-0.685)</span></td>' in page, "the brackets may stand below the number"
     assert (
         '<tr class="failed"><td class="text">3 workers</td><td colspan="2" class="text">failed: worker:2 ended' in page
     )

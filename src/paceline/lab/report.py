@@ -31,9 +31,10 @@ h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.
 p { max-width: 60rem; } .date { color: #666; margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th { border-bottom: 2px solid #888; font-weight: 600; } .text { text-align: left; }
 th, td:first-child { white-space: normal; } td:first-child { min-width: 11rem; }
+td.range { white-space: normal; } td.range span { white-space: nowrap; }
 td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
 tr.failed td { background: #fdecea; color: #8e1b12; } tr.skipped td { background: #f4f4f4; color: #666; }
 tr.good td:last-child { color: #2c6e2f; }
@@ -136,12 +137,19 @@ def _row(line: Sequence[str], texts: Sequence[bool]) -> str:
         cells = [f"<td{_class(True, line[0])}>{escape(line[0])}</td>"]
         cells += [f'<td colspan="{len(line) - 1}"{_class(True, line[-1])}>{escape(line[-1])}</td>']
     else:
-        cells = [f"<td{_class(to_left, text)}>{escape(text)}</td>" for text, to_left in zip(line, texts, strict=True)]
+        cells = [f"<td{_class(to_left, text)}>{_text(text)}</td>" for text, to_left in zip(line, texts, strict=True)]
     return f"<tr{_mark(line)}>{''.join(cells)}</tr>"
 
 
+def _text(text: str) -> str:
+    """Escaped; what stands in brackets behind a number may go below it, but not apart."""
+    number, bracket, rest = text.partition(" (")
+    return f"{escape(number)} <span>({escape(rest)}</span>" if bracket else escape(text)
+
+
 def _class(to_left: bool, text: str = "") -> str:
-    names = [name for name, holds in (("text", to_left), ("long", len(text) > 60)) if holds]
+    looks = (("text", to_left), ("long", len(text) > 60), ("range", not to_left and " (" in text))
+    names = [name for name, holds in looks if holds]
     return f' class="{" ".join(names)}"' if names else ""
 
 

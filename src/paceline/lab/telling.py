@@ -69,7 +69,7 @@ def _whole_runs(result: Result, title: str) -> Section:
     columns = tuple(dict.fromkeys(name for name in names if name != REMARK)) or ("what",)
     shown = [dict(cell.line) for cell in cells]
     for cell, line in zip(cells, shown, strict=True):
-        if sum(each.labels == cell.labels for each in cells) > 1 and line:
+        if cell.labels and sum(each.labels == cell.labels for each in cells) > 1:
             line[columns[0]] = ", ".join(filter(None, [line.get(columns[0], ""), which(cell)]))
     lines = [(*(line.get(name, NONE) for name in columns), line.get(REMARK, "")) for line in shown]
     lines += [_failed(failure, len(columns)) for failure in result.failures if failure.table == title]

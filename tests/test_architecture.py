@@ -99,6 +99,7 @@ PURE = [
     "lab/peers.py",
     "lab/lines.py",
     "lab/older.py",
+    "lab/half_rows.py",
     "lab/facts.py",
     "lab/limits.py",
     "lab/telling.py",

@@ -108,6 +108,21 @@ def test_a_run_that_was_mostly_its_start_says_so_first() -> None:
     assert str(told).startswith("Launch takes 77 % of the run's time") and told.limit is Limit.COMPUTE
 
 
+def test_a_run_of_which_nobody_told_how_long_it_trained_may_have_evaluated_too() -> None:
+    told = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), start_share=0.97, is_told=False))
+    assert str(told).startswith("Launch, and what the script does beside its steps, take 97 % of the run's time")
+    assert "Launch" not in str(verdict(Facts(workers=(COMPUTING,), ps=(CALM,), start_share=0.2, is_told=False)))
+
+
+def test_of_a_handful_of_steps_nothing_is_said() -> None:
+    def of(num_steps: int | None) -> Limit:
+        return verdict(Facts(workers=(COMPUTING,), ps=(CALM,), num_steps=num_steps)).limit
+
+    told = str(verdict(Facts(workers=(COMPUTING,), ps=(CALM,), num_steps=8)))
+    assert "no worker made more than 8 steps" in told and "would" not in told
+    assert of(limits.FEW_STEPS - 1) is Limit.UNKNOWN and of(limits.FEW_STEPS) is of(None) is Limit.COMPUTE
+
+
 def test_an_even_step_is_not_blamed_on_anything() -> None:
     even = worker(compute_ms=4.6, data_ms=2.4, exchange_ms=2.4, wait_ms=0.6)
     assert verdict(Facts(workers=(even,), ps=(CALM,))).limit is Limit.NOTHING

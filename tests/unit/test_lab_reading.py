@@ -204,10 +204,10 @@ def test_what_failed_twice_is_told_once_and_what_ran_later_did_not_fail(tmp_path
     result = reading.read(write(tmp_path / "results.jsonl", *before, *after))
     assert [(each.scenario, each.cause, each.table) for each in result.failures] == [("3 workers", "then", "Runs")]
     told = telling.sections(result)
-    assert [section.title for section in told] == ["Runs", "Together"]
-    assert told[1].lines == [("3 runs", "")], "what was said before the run went on is of fewer runs"
+    assert [section.title for section in told] == ["Together", "Runs"]
+    assert told[0].lines == [("3 runs", "")], "what was said before the run went on is of fewer runs"
     parts = reading.read(write(tmp_path / "two.jsonl", *before, {**ORIGIN}, *after))
-    assert telling.sections(parts)[1].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
+    assert telling.sections(parts)[0].lines == [("2 runs", ""), ("3 runs", "")], "two runs in one file: both count"
     gone = reading.read(write(tmp_path / "gone.jsonl", cell(), failed(FIRST, "later", table="Runs")))
     assert [each.cause for each in gone.failures] == ["later"], "a failure after a success is no less one"
 
@@ -268,13 +268,29 @@ def test_a_watched_run_is_not_taken_to_have_trained_from_its_first_process_on(tm
     known = facts.facts(result, result.cells[0])
     assert known.ps[0].busy_share == pytest.approx(0.1), "of the second in which it trained, not of five"
     assert known.workers[0].step_ms == 1.0 and known.workers[0].wait_share == pytest.approx(0.5)
-    assert known.start_share is None, "nobody told how long it trained"
+    assert known.start_share == pytest.approx(0.8) and not known.is_told, "a second of five, by its steps"
+
+
+def test_how_long_a_script_trained_that_tells_nothing_is_the_mean_step_not_the_median(tmp_path: Path) -> None:
+    split = {"data": 0.4, "compute": 0.3, "exchange": 0.3, "wait": 0.5}
+    worker = {"index": 0, "steps": 80, "step_ms": {"median": 0.6, "p95": 4.9}, "waited_s": 0.06, "split_ms": split}
+    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 204 * 10**6, "pulled_bytes": 0}
+    ps = [{"index": 0, "updates": 80, "apply_ms": 0.45}]
+    line = cell(workers=[worker], ps=ps, pairs=[pair], tasks=[{"name": "ps:0", "cpu_cores": 0.01}], wall_s=3.5)
+    result = reading.read(write(tmp_path / "results.jsonl", line))
+    known = facts.facts(result, result.cells[0])
+    assert facts.trained_s(result.cells[0]) == pytest.approx(0.12)
+    assert known.ps[0].busy_share == pytest.approx(0.3) and known.workers[0].wait_share == pytest.approx(0.5)
+    assert known.link_share == pytest.approx(0.5) and known.num_steps == 80
+    told = str(verdict(known))
+    assert told.startswith("Launch, and what the script does beside its steps, take 97 %") and "ps CPU" not in told
+    assert known.ps[0].cores is None, "of the whole run, so of its start and not of its steps"
 
 
 def test_a_script_that_prepares_no_loader_has_its_data_in_compute(tmp_path: Path) -> None:
     result = reading.read(write(tmp_path / "results.jsonl", busy_cell({}, data=None)))
     told = str(verdict(facts.facts(result, result.cells[0])))
-    assert told.startswith("Worker compute limits: 89 % of a step is compute (with data)"), told
+    assert told.partition(". ")[2].startswith("Worker compute limits: 89 % of a step is compute (with data)"), told
 
 
 @pytest.mark.parametrize(

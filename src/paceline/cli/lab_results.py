@@ -47,9 +47,13 @@ def _list(out: str) -> None:
         print(f"There are no results in {out}; `paceline lab run NAME` makes one.")
         return
     lines = [
-        (origin.matrix, origin.date, origin.paceline, mark_commit(origin), str(path)) for path, origin in found
+        (
+            origin.matrix, origin.date, origin.paceline, mark_commit(origin),
+            "not finished" if reading.is_unfinished(path, origin) else "", str(path),
+        )
+        for path, origin in found
     ]  # fmt: skip
-    print_table(("matrix", "date", "paceline", "commit", "file"), lines)
+    print_table(("matrix", "date", "paceline", "commit", "state", "file"), lines)
 
 
 def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
@@ -64,6 +68,8 @@ def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
     for name, result in zip("AB", results, strict=True):
         print(f"{name}: {result.path}, {result.origin.matrix}, {result.origin.date}")
     told = comparing.compare(*results)
+    for text in told.minded:
+        print(f"Mind: {text}")
     for text in told.unlike:
         print(f"NOT THE SAME: {text}")
     for section in told.sections:
@@ -87,12 +93,12 @@ def report(run: One, out: Out = "runs/lab", to: To = None) -> None:
 def _print(section: "Section") -> None:
     from rich.console import Console
 
-    from paceline.lab.tables import drawn, plain
+    from paceline.lab.tables import drawn, is_drawable, plain
 
     print(f"\n{section.title}")
-    console, framed = Console(highlight=False, markup=False), drawn(section.columns, section.lines)
-    if sys.stdout.isatty() and console.measure(framed).minimum <= console.width:
-        console.print(framed)
+    console = Console(highlight=False, markup=False)
+    if sys.stdout.isatty() and is_drawable(section.columns, section.lines, console.width):
+        console.print(drawn(section.columns, section.lines))
     else:
         print(plain(section.columns, section.lines))
     for name, words in section.words:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from paceline.lab.cells import NONE, REMARK
+from paceline.lab.cells import NONE, REMARK, mark
 from paceline.lab.lines import Line, Origin, Result, families
-from paceline.lab.telling import Section
+from paceline.lab.telling import Section, warnings
 
 COLUMNS = ("what", "number", "A", "B", "difference", "", "noise", "so")
-NOISE, MORE, ONCE = "within the noise", "MORE THAN NOISE", "one run each: noise not known"
+NOISE, MORE, ONCE = "within the noise", "MORE THAN NOISE", "a single run: noise not known"
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?: (?:%|: 1))?")
 
 
@@ -23,6 +23,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What is not the same around the numbers, the numbers, and what only one of the two has."""
 
     unlike: list[str]
+    minded: list[str]  # what must be known of each before believing anything
     sections: list[Section]
     only: list[str]
     num_equal: int  # numbers that are the same in both, which the tables leave out
@@ -34,8 +35,9 @@ def compare(a: Result, b: Result) -> Comparison:
     cells, equal_cells = _tables(a, b)
     return Comparison(
         unlike=list(unlike(a, b)),
+        minded=[f"{name}: {text}" for name, each in (("A", a), ("B", b)) for text in warnings(each)],
         sections=[*cells, *rows],
-        only=[*_only(a, b, "A"), *_only(b, a, "B")],
+        only=[*_only(a, b, "A"), *_only(b, a, "B"), *_failed(a, "A"), *_failed(b, "B")],
         num_equal=equal_rows + equal_cells,
     )
 
@@ -83,6 +85,10 @@ def _only(mine: Result, other: Result, name: str) -> Iterable[str]:
     for title in [*families(mine.cells), *(row.title for row in mine.rows)]:
         if title not in theirs:
             yield f"only in {name}: {title}{' (failed in the other)' if title in failed else ''}"
+
+
+def _failed(result: Result, name: str) -> Iterable[str]:
+    return (f"in {name} {each.scenario}: {mark(each.cause)}" for each in result.failures)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ def _cell(
         if means[0] == means[1]:
             num_equal += 1
             continue
-        is_once = len(ours) < 2 and len(others) < 2
+        is_once = len(ours) < 2 or len(others) < 2
         lines.append(_line(name, column, means, None if is_once else _apart(ours) + _apart(others)))
     return lines, num_equal
 

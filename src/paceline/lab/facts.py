@@ -17,6 +17,7 @@ from paceline.lab.tables import quantile
 LOOPBACK_BYTES_PER_S = 3.4e9
 LOADS = {overhead.SOCKET: None, carrier_matrix.SOCKET: carrier_matrix.SOCKET_BYTES}  # None: as the settings say
 COMPUTE, DATA, BOTH, EXCHANGE = "compute", "data", "compute (with data)", "push and pull"  # parts of a worker's step
+LONG_START = 0.50  # of a run's time: its numbers are more of the start than of the steps
 FEEDS = 0.5  # of a step: from here on the client is what others wait for
 WAIT = "wait"  # the part of a client's step in which it only waits
 
@@ -67,6 +68,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     link_share: float | None = None  # of what the lane carries, of the fullest pair
     lane: str = ""
     start_share: float | None = None  # of the run's time that no worker trained
+    is_told: bool = True  # the script told how long it trained; else evaluating is in that share too
+    num_steps: int | None = None  # of the worker that made most
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -102,23 +105,35 @@ class _Seconds(msgspec.Struct, frozen=True):
 
 def facts(result: Result, cell: Measured) -> Facts:
     """Everything that is known of a whole run."""
-    trained = trained_s(cell)
+    trained, told = trained_s(cell), _told_s(cell)
+    start_share = max(0.0, 1 - trained / cell.wall_s) if trained and cell.wall_s else None
+    has_cores = start_share is None or start_share < LONG_START  # else they are those of the start
     slow = {str(task): times for task, times in slowed(cell.slow).items()}
     return Facts(
-        workers=tuple(_worker(cell, worker, trained, slow) for worker in cell.workers),
-        ps=tuple(_ps(cell, ps, trained) for ps in cell.ps),
+        workers=tuple(_worker(cell, worker, trained, slow, has_cores) for worker in cell.workers),
+        ps=tuple(_ps(cell, ps, trained, has_cores) for ps in cell.ps),
         machine_cores=result.origin.cores,
         link_share=_link_share(result, cell, trained),
         lane=" and ".join(sorted({pair.lane for pair in cell.pairs if pair.lane})),
-        start_share=_start_share(cell),
+        start_share=start_share,
+        is_told=told is not None,
+        num_steps=max((worker.steps for worker in cell.workers), default=0) or None,
     )
 
 
 def trained_s(cell: Measured) -> float | None:
-    """How long the workers trained: as the script told it, else about, from the steps of the one that took longest."""
-    told = _told_s(cell)
-    steps = [worker.steps * worker.step_ms.median * 1e-3 for worker in cell.workers if worker.step_ms]
-    return told or max(steps, default=None)
+    """How long the workers trained: as the script told it, else the steps of the one that took longest."""
+    lasted = [lasted_s for worker in cell.workers if (lasted_s := _lasted_s(worker)) is not None]
+    return _told_s(cell) or max(lasted, default=None)
+
+
+def _lasted_s(worker: cells.Worker) -> float | None:
+    """All steps of a worker: by their mean where it is known, because a few long ones do not move the median."""
+    if not worker.steps:
+        return None
+    if worker.split_ms is not None:
+        return worker.steps * worker.split_ms.step * 1e-3
+    return worker.steps * worker.step_ms.median * 1e-3 if worker.step_ms else None
 
 
 def _told_s(cell: Measured) -> float | None:
@@ -128,16 +143,12 @@ def _told_s(cell: Measured) -> float | None:
         return None  # a shape of the script's own
 
 
-def _start_share(cell: Measured) -> float | None:
-    """Only where the script told how long it trained: evaluating is no launching."""
-    told, wall_s = _told_s(cell), cell.wall_s
-    return max(0.0, 1 - told / wall_s) if told and wall_s else None
-
-
-def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slow: Mapping[str, float]) -> WorkerFacts:
+def _worker(
+    cell: Measured, worker: cells.Worker, trained: float | None, slow: Mapping[str, float], has_cores: bool
+) -> WorkerFacts:
     name = f"worker:{worker.index}"
     median = worker.step_ms.median if worker.step_ms else None
-    used = cell.task(name)
+    used = cell.task(name) if has_cores else None
     split = worker.split_ms
     return WorkerFacts(
         name=name,
@@ -153,9 +164,9 @@ def _worker(cell: Measured, worker: cells.Worker, trained: float | None, slow: M
     )  # fmt: skip
 
 
-def _ps(cell: Measured, ps: cells.Ps, trained: float | None) -> PsFacts:
+def _ps(cell: Measured, ps: cells.Ps, trained: float | None, has_cores: bool) -> PsFacts:
     name = f"ps:{ps.index}"
-    used = cell.task(name)
+    used = cell.task(name) if has_cores else None
     busy = ps.apply_ms * 1e-3 * ps.updates / trained if ps.apply_ms is not None and trained else None
     return PsFacts(
         name=name, busy_share=None if busy is None else min(1.0, busy), cores=used.cpu_cores if used else None

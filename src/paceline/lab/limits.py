@@ -11,14 +11,14 @@ The rules, in this order; the first that holds is the verdict:
 5. compute: most of a step is the model's own work,
 6. exchange: a good part of a step is push and pull, though ps and link have room,
 7. rounds: a good part of a step is waiting, though nobody is slower than the rest.
-That a run was too short to be told from its start (launch) is said in front of any of them.
+That a run was too short to be told from its start (launch) is said in front; of next to no steps nothing else is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, Facts, PsFacts
+from paceline.lab.facts import BOTH, COMPUTE, DATA, EXCHANGE, LONG_START, Facts, PsFacts
 from paceline.telemetry.limit import Limit
 
 MUCH_WAIT = 0.20  # of a step: more than rounds cost by themselves
@@ -32,7 +32,7 @@ MUCH_EXCHANGE = 0.25  # of a step
 FULL_MACHINE = 0.90  # of all cores
 PS_ROOM = 0.20  # of the time: below it another ps saves next to nothing
 WAITED_FOR = 0.50  # of the wait that a slow worker explains: with less the others do not wait for that one
-LONG_START = 0.50  # of a run's time: its numbers are more of the start than of the steps
+FEW_STEPS = 20  # of a worker: with fewer the first ones, which warm up, decide every mean
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,24 @@ def verdict(facts: Facts) -> Verdict:
 and uses 0.12 cores. \
 A second worker would pay as long as cores are free (how many there are is not known); a second ps would not.
     """
-    found = next((told for rule in RULES if (told := rule(facts)) is not None), None) or _nothing(facts)
+    rules = (few, *RULES)
+    found = next((told for rule in rules if (told := rule(facts)) is not None), None) or _nothing(facts)
     return msgspec.structs.replace(found, remark=_remark(facts))
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def few(facts: Facts) -> Verdict | None:
+    """Before all others: too little ran to say anything."""
+    if facts.num_steps is None or facts.num_steps >= FEW_STEPS:
+        return None
+    steps = f"{facts.num_steps} step{'' if facts.num_steps == 1 else 's'}"
+    return Verdict(
+        limit=Limit.UNKNOWN,
+        because=f"no worker made more than {steps}, and fewer than {FEW_STEPS} are mostly warm-up",
+        advice="Let it train longer",
+    )
 
 
 def slowest(facts: Facts) -> Verdict | None:
@@ -284,4 +297,5 @@ def _remark(facts: Facts) -> str:
     """A run that hardly trained says little of its steps."""
     if facts.start_share is None or facts.start_share < LONG_START:
         return ""
-    return f"launch takes {_percent(facts.start_share)} of the run's time, so a longer run says more"
+    what = "launch takes" if facts.is_told else "launch, and what the script does beside its steps, take"
+    return f"{what} {_percent(facts.start_share)} of the run's time, so a longer run says more"

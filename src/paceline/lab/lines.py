@@ -43,6 +43,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     seeds: list[int] = []
     load: tuple[float, ...] = ()
     settings: dict[str, object] = {}
+    plan: str = ""  # a hash of the request; an older file has neither it nor a line for its end
 
 
 class Ticked(msgspec.Struct, frozen=True):
@@ -165,9 +166,29 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return [cell for cell in self.cells if cell.table == table]
 
     @property
+    def is_unfinished(self) -> bool:
+        """It was interrupted, or it still runs; of an older file nobody knows."""
+        return not self.has_end and any(origin.plan for origin in self.origins)
+
+    @property
     def noise(self) -> float | None:
         """Of the A/A row: how far its ratio is from 1, or how much it scatters; None without one."""
-        return max((max(row.spread, abs(row.ratio - 1)) for row in self.rows if row.is_noise), default=None)
+        rows = [(row.ratio, row.spread) for row in self.rows if row.is_noise]
+        rows += [pair for said in self.said for line in said.lines if (pair := _again(line)) is not None]
+        return max((max(spread, abs(ratio - 1)) for ratio, spread in rows), default=None)
+
+
+def _again(line: dict[str, str]) -> tuple[float, float] | None:
+    """The ratio and the spread of an A/A line that whole runs say together.
+
+    >>> _again({"configuration": "A/A: sync", "ratio": "0.702", "spread": "0.332"}), _again({"configuration": "A/A: x"})
+    ((0.702, 0.332), None)
+    """
+    try:
+        is_again = line["configuration"].startswith(AGAIN)
+        return (float(line["ratio"]), float(line["spread"])) if is_again else None
+    except (KeyError, ValueError):
+        return None
 
 
 def family(title: str) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from paceline.lab.tables import drawn, plain
+from paceline.lab.tables import drawn, is_drawable, plain
 
 PLAIN_EVERY_S = 5.0
 
@@ -47,11 +47,9 @@ class Progress:
         """A result: drawn in a terminal that is wide enough, plain elsewhere."""
         if title:
             self.say(f"\n{title}")
-        if self._live is not None:
-            framed = drawn(columns, lines)
-            if self._console.measure(framed).minimum <= self._console.width:
-                self._console.print(framed)
-                return
+        if self._live is not None and is_drawable(columns, lines, self._console.width):
+            self._console.print(drawn(columns, lines))
+            return
         self.say(plain(columns, lines))
 
     def close(self) -> None:

@@ -14,12 +14,13 @@ import msgspec
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
-from paceline.lab import older
+from paceline.lab import half_rows, older
 from paceline.lab.lines import NAME, Failure, Kind, Line, Measured, Origin, Others, Result, Said, Segment, Ticked
 from paceline.lab.starting import slug
 from paceline.telemetry.read import records, tick_of
 
 OUT = "runs/lab"
+TAIL_BYTES = 200  # more than a last line has, and less than most others
 SOAK, SOAK_TABLE = "soak", "A soak: faults while it trains"
 CHIEF = Task("worker", 0)
 _OLD = re.compile(r"results-(.+)\.jsonl")
@@ -45,6 +46,8 @@ class _Soak(msgspec.Struct, frozen=True, kw_only=True):
 def find(run: str, out: Path | str = OUT) -> Path:
     """The result file that is meant: a file, a folder, or a matrix (its newest run under `out`)."""
     given = Path(run)
+    if given.suffix == ".csv":
+        raise UsageError(f"{run} is a spreadsheet of a result: give {NAME} beside it, or their folder.")
     if given.is_file():
         return given
     if given.is_dir():
@@ -89,6 +92,23 @@ def listed(out: Path | str) -> list[tuple[Path, Origin]]:
     return sorted(found, key=lambda each: (each[1].date, str(each[0])), reverse=True)
 
 
+def is_unfinished(path: Path, origin: Origin) -> bool:
+    """As a list says it: the last line alone is read; of an older file nobody knows."""
+    if not origin.plan:
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().splitlines()
+    return not any(_is_end(line) for line in lines)
+
+
+def _is_end(line: bytes) -> bool:
+    try:
+        return msgspec.json.decode(line, type=Kind).kind == "end"
+    except msgspec.MsgspecError:
+        return False
+
+
 def folder_of(path: Path) -> Path:
     """Where the report of a result goes.
 
@@ -128,12 +148,13 @@ def read(path: Path) -> Result:
     rows = _last([_shaped(path, number, line, Line) for _, number, line in _of(kinds, "row")], lambda row: row.title)
     cells = [_cell(path, number, line) for _, number, line in _of(kinds, "cell")]
     known = {"provenance", "cell", "verdicts", "segment", "idle", "others", "failed", "row", "soak", "end"}
-    return Result(
+    rows = older.named(rows, segments)
+    found = Result(
         path=path,
         origins=[_shaped(path, number, line, Origin) for _, number, line in _of(kinds, "provenance")],
         cells=_last(cells, lambda cell: (cell.table, cell.title)),
         said=_said(path, kinds),
-        rows=older.named(rows, segments),
+        rows=rows,
         segments=segments,
         failures=_failures(path, kinds),
         others=[_shaped(path, number, line, Others).cores for _, number, line in _of(kinds, "others")],
@@ -141,6 +162,9 @@ def read(path: Path) -> Result:
         has_end=bool(_of(kinds, "end")),
         num_cut=len(lines) - len(whole),
     )
+    if not found.is_unfinished:
+        return found
+    return msgspec.structs.replace(found, rows=[*rows, *half_rows.half_rows(segments, rows)])
 
 
 def _last(values: list[Shape], key: Callable[[Shape], object]) -> list[Shape]:

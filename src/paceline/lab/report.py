@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.lab import reading, telling
-from paceline.lab.cells import NOT_BROKEN
+from paceline.lab.cells import NONE, NOT_BROKEN
 from paceline.lab.lines import Result
 from paceline.lab.series import pictures
 from paceline.lab.tables import is_text
@@ -26,14 +26,16 @@ BAD, GOOD = ("failed", "OVER", "MISCOUNTED", "✗"), ("aim reached", "within the
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; color: #222; background: #fff; margin: 0; }
-main { max-width: 74rem; margin: 0 auto; padding: 1.5rem; }
+main { max-width: 82rem; margin: 0 auto; padding: 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
 p { max-width: 60rem; } .date { color: #666; margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th { border-bottom: 2px solid #888; font-weight: 600; } .text { text-align: left; }
-td.long { white-space: normal; min-width: 14rem; }
+th, td:first-child { white-space: normal; } td:first-child { min-width: 11rem; }
+td.range { white-space: normal; } td.range span { white-space: nowrap; }
+td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
 tr.failed td { background: #fdecea; color: #8e1b12; } tr.skipped td { background: #f4f4f4; color: #666; }
 tr.good td:last-child { color: #2c6e2f; }
 .mind { background: #fff6e0; border-left: 4px solid #e0a100; padding: .4rem .8rem; margin: .4rem 0; max-width: 60rem; }
@@ -131,12 +133,23 @@ def _section(section: Section) -> str:
 
 
 def _row(line: Sequence[str], texts: Sequence[bool]) -> str:
-    cells = [f"<td{_class(to_left, text)}>{escape(text)}</td>" for text, to_left in zip(line, texts, strict=True)]
+    if len(line) > 2 and set(line[1:-1]) == {NONE}:  # what is said of it has the place of what was not measured
+        cells = [f"<td{_class(True, line[0])}>{escape(line[0])}</td>"]
+        cells += [f'<td colspan="{len(line) - 1}"{_class(True, line[-1])}>{escape(line[-1])}</td>']
+    else:
+        cells = [f"<td{_class(to_left, text)}>{_text(text)}</td>" for text, to_left in zip(line, texts, strict=True)]
     return f"<tr{_mark(line)}>{''.join(cells)}</tr>"
 
 
+def _text(text: str) -> str:
+    """Escaped; what stands in brackets behind a number may go below it, but not apart."""
+    number, bracket, rest = text.partition(" (")
+    return f"{escape(number)} <span>({escape(rest)}</span>" if bracket else escape(text)
+
+
 def _class(to_left: bool, text: str = "") -> str:
-    names = [name for name, holds in (("text", to_left), ("long", len(text) > 60)) if holds]
+    looks = (("text", to_left), ("long", len(text) > 60), ("range", not to_left and " (" in text))
+    names = [name for name, holds in looks if holds]
     return f' class="{" ".join(names)}"' if names else ""
 
 

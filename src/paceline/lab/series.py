@@ -13,18 +13,21 @@ from paceline.lab import task_series
 from paceline.lab.cells import Worker, middle
 from paceline.lab.document_rows import ROWS, SINGLE_S
 from paceline.lab.drawables import MOST_LINES, Bars, Group, Line, Lines, Picture, name_of
-from paceline.lab.lines import Measured, Result, families, family
+from paceline.lab.lines import AGAIN, Measured, Result, families, family
 from paceline.lab.looks import EpochTime
 
+RECIPE = ("seeds", "accuracy")  # matrices that train as document 000 does; a file of the user's never has their names
 _WORKERS = re.compile(r",? ?\b\d+ workers?\b")
 
 
 def pictures(result: Result) -> list[Picture]:
     """Everything that this result has something for, in the order of the page."""
     made: list[Picture] = []
+    is_document = any(origin.matrix in RECIPE for origin in result.origins)
     for title in result.tables:
         cells = result.of(title)
-        made += [*_epochs(title, cells), *_accuracy(title, cells), *_scaling(title, cells)]
+        made += _epochs(title, cells) if is_document else []
+        made += [*_accuracy(title, cells), *_scaling(title, cells)]
         made += [*task_series.split(title, cells), *task_series.staleness(title, cells)]
         made += [*task_series.used(title, cells), *task_series.over_time(title, cells)]
     return _told_apart([*made, *_ratios(result), *task_series.parts(result)])
@@ -161,9 +164,9 @@ def _crowds(cells: Sequence[Measured]) -> dict[str, list[str]]:
 
 
 def _scaling(table: str, cells: Sequence[Measured]) -> Iterable[Lines]:
-    """Samples a second against workers, of runs whose commands differ in nothing else."""
+    """Samples a second against workers, of runs whose commands differ in nothing else; A/A would be a point twice."""
     found: dict[tuple[str, ...], list[tuple[int, float, str]]] = {}
-    for runs in families(cells).values():
+    for runs in (runs for name, runs in families(cells).items() if not name.startswith(AGAIN)):
         speed = middle(_samples_per_s(cell.workers) for cell in runs)
         if speed and not runs[0].slow:
             same = _without(runs[0].command, ("--workers", "--seed"))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from rich.cells import cell_len
 from rich.table import Table
 
 from paceline.lab.cells import NONE, mark
@@ -14,6 +15,7 @@ from paceline.lab.scenario import Pair, Row
 
 COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "spread", "bar", "aim", "verdict")
 MAX_NOISE = 0.10  # a larger spread between one process and the same again: no verdict would mean anything
+LEAST_WIDTH = 20  # letters of a column of words: narrower, a name becomes a tower of syllables
 MAX_OTHERS = 0.10  # cores that other programs may use; a single process does not feel them, two workers do
 
 
@@ -187,3 +189,18 @@ def drawn(columns: Sequence[str], table: Sequence[Sequence[str]]) -> Table:
         style = "red" if line[-1].startswith(("OVER", "failed")) else None
         made.add_row(*line, style=style)
     return made
+
+
+def is_drawable(columns: Sequence[str], table: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a frame of that width cuts no word: the first and the last column may wrap, but only between words.
+
+    >>> lines = [("1 ps + 2 workers, async, hidden 16", "12.5", "")]
+    >>> is_drawable(["configuration", "step ms", "remark"], lines, 44), is_drawable(["what", "ms", ""], lines, 20)
+    (True, False)
+    """
+    cells = [[line[at] for line in (columns, *table)] for at in range(len(columns))]
+    whole = [max(map(cell_len, texts)) for texts in cells]
+    ends = {0, len(columns) - 1}
+    longest = max(cell_len(word) for at in ends for text in cells[at] for word in text.split() or [""])
+    needed = [min(each, max(LEAST_WIDTH, longest)) if at in ends else each for at, each in enumerate(whole)]
+    return sum(needed) + 3 * len(columns) + 1 <= width

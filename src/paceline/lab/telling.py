@@ -19,7 +19,8 @@ ROW_COLUMNS = ("configuration", "step µs", "beside µs", "ratio", "median", "sp
 CARDS = "Cards, mean / peak (of at most)"
 CARD_COLUMNS = ("run", "task", "GPU", "fan %", "°C", "W", "MiB", "busy %", "card")  # as telemetry/usage.MEASURED
 PARTS = "Where a step goes, µs"
-FAILED = "Failed"
+FAILED, MISSING = "Failed", "Missing"
+UNKNOWN_OTHERS = "Nobody knows what other programs used meanwhile: that is written when the runs have ended."
 ROOM = "their ps apply less than a fifth of the time, so another ps would not pay"
 
 
@@ -33,26 +34,63 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sections(result: Result) -> list[Section]:
-    """All tables of a result, in the order in which they were measured."""
-    told = [_whole_runs(result, title) for title in result.tables]
+    """All tables of a result: what runs say together, then the runs, then rows; without columns that say nothing."""
+    told = [_lean(section) for section in _said(result)]
+    told += [_lean(_whole_runs(result, title)) for title in result.tables]
     told += [cards for title in result.tables if (cards := _cards(result, title)).lines]
-    told += _said(result)
     told += [_rows(result)] if result.rows else []
     told += _parts(result)
-    loose = [failure for failure in result.failures if not failure.table]
-    if loose:
-        lines: list[tuple[str, ...]] = [(failure.scenario, mark(failure.cause)) for failure in loose]
-        told.append(Section(title=FAILED, columns=("what", REMARK), lines=lines))
+    for title, is_broken in ((FAILED, True), (MISSING, False)):
+        loose = [each for each in result.failures if not each.table and _is_broken(each) == is_broken]
+        if loose:
+            lines: list[tuple[str, ...]] = [(failure.scenario, mark(failure.cause)) for failure in loose]
+            told.append(Section(title=title, columns=("what", REMARK), lines=lines))
     return told
+
+
+def _is_broken(failure: Failure) -> bool:
+    return not failure.cause.startswith(NOT_BROKEN)
+
+
+def _lean(section: Section) -> Section:
+    """Without the columns that are empty in every line; the first and the last stay."""
+    last = len(section.columns) - 1
+    kept = [
+        at for at in range(last + 1)
+        if at in (0, last) or any(line[at] not in ("", NONE) for line in section.lines)
+    ]  # fmt: skip
+    lines = [tuple(line[at] for at in kept) for line in section.lines]
+    return msgspec.structs.replace(section, columns=tuple(section.columns[at] for at in kept), lines=lines)
 
 
 def _whole_runs(result: Result, title: str) -> Section:
     cells = result.of(title)
     names = [name for cell in cells for name in cell.line]
     columns = tuple(dict.fromkeys(name for name in names if name != REMARK)) or ("what",)
-    lines = [(*(cell.line.get(name, NONE) for name in columns), cell.line.get(REMARK, "")) for cell in cells]
+    shown = [dict(cell.line) for cell in cells]
+    for cell, line in zip(cells, shown, strict=True):
+        if cell.labels and sum(each.labels == cell.labels for each in cells) > 1:
+            line[columns[0]] = ", ".join(filter(None, [line.get(columns[0], ""), which(cell)]))
+    lines = [(*(line.get(name, NONE) for name in columns), line.get(REMARK, "")) for line in shown]
     lines += [_failed(failure, len(columns)) for failure in result.failures if failure.table == title]
-    return Section(title=title, columns=(*columns, REMARK), lines=lines, words=limits(result, cells))
+    is_said = any(said.table == title for said in result.said)
+    return Section(
+        title=f"{title}: every run" if is_said else title,
+        columns=(*columns, REMARK),
+        lines=lines,
+        words=limits(result, cells),
+    )
+
+
+def which(cell: Measured) -> str:
+    """Which of several runs of the same it is.
+
+    >>> which(Measured(table="", title="", command=(), line={}, seed=3, repetition=0))
+    'repetition 1, seed 3'
+    """
+    parts = [f"repetition {cell.repetition + 1}" if cell.repetition is not None else ""]
+    parts += [f"seed {cell.seed}" if cell.seed is not None else ""]
+    return ", ".join(filter(None, parts))
 
 
 def _failed(failure: Failure, num_columns: int) -> tuple[str, ...]:
@@ -65,7 +103,7 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
     Those of which nothing is known but that their ps have room are told together.
     """
     found = {
-        name: verdict(facts(result, runs[0]))
+        _of_several(name, runs): verdict(facts(result, runs[0]))
         for name, runs in families(cells).items()
         if runs[0].workers  # a process alone has nobody to wait for
     }
@@ -79,6 +117,11 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
         ("; ".join(names), str(Verdict(limit=Limit.UNKNOWN, because=because, advice=ROOM)))
         for because, names in together
     ]
+
+
+def _of_several(name: str, runs: list[Measured]) -> str:
+    first = which(runs[0])
+    return f"{name} ({first})" if len(runs) > 1 and first else name
 
 
 def _cards(result: Result, title: str) -> Section:
@@ -170,10 +213,17 @@ def provenance(result: Result) -> list[tuple[str, str]]:
         "GPUs": [", ".join(each.gpus) for each in result.origins],
         "packages": [", ".join(f"{k} {v}" for k, v in each.versions.items()) for each in result.origins],
         "seeds": [", ".join(map(str, each.seeds)) for each in result.origins],
-        "settings": [", ".join(f"{k} {v}" for k, v in each.settings.items()) for each in result.origins],
+        "settings": [_settings(result, each) for each in result.origins],
         "file": [str(result.path)],
     }
     return [(name, " | ".join(dict.fromkeys(filter(None, values)))) for name, values in shown.items() if any(values)]
+
+
+def _settings(result: Result, origin: Origin) -> str:
+    """How much was measured side by side; whole runs have all of theirs in their commands."""
+    is_whole = not result.rows and not result.segments and bool(result.cells or result.said)
+    told = {name: value for name, value in origin.settings.items() if not is_whole or (name == "reps" and value != 1)}
+    return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
 def _range(dates: list[str]) -> list[str]:
@@ -197,6 +247,9 @@ def warnings(result: Result) -> list[str]:
         told.append(f"This file was put together from {len(result.origins)} runs; see where they come from.")
     if any(each.is_changed for each in result.origins):
         told.append("The code had changes that are in no commit: nobody else can measure the same again.")
+    if result.is_unfinished:
+        told.append("This run was not finished: it was interrupted, or it still runs.")
+        told += [] if result.others else [UNKNOWN_OTHERS]
     busy = max(result.others, default=0.0)
     if busy > tables.MAX_OTHERS:
         told.append(f"Other programs used {busy:.2f} cores meanwhile; 0 is what a measurement wants.")
@@ -206,7 +259,7 @@ def warnings(result: Result) -> list[str]:
         told.append(f"Lines that are cut off, because whoever wrote them was killed: {result.num_cut}.")
     if result.unknown:
         told.append(f"Lines of a kind that this version does not know were left out: {', '.join(result.unknown)}.")
-    broken = [each for each in result.failures if not each.cause.startswith(NOT_BROKEN)]
+    broken = [each for each in result.failures if _is_broken(each)]
     if broken:
         told.append(f"{len(broken)} of what was to be measured failed; the tables say why.")
     return told

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Process, Processes
+from processes import Gate, Process, Processes
+
+from paceline.launchers.notice import RELEASE
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -44,6 +46,22 @@ def test_a_worker_raises_and_the_rest_goes_on(
     assert summary["workers"][0]["steps"] == 40 and summary["workers"][0]["metrics"]["own_step"] == 40
     assert summary["global_step"] in counts, "five rounds with both, the rest with worker 0 alone"
     assert (tmp_path / "made" / "checkpoints" / f"step-{summary['global_step']:08d}" / "MANIFEST.json").is_file()
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_ps_that_is_told_that_nobody_comes_back_ends_by_itself(
+    restarts: int, processes: Processes, gate: Gate, train: Path, tmp_path: Path
+) -> None:
+    """The launcher tells it when the last worker has ended: it may come before the ps has seen that itself."""
+    launcher = processes.paceline(
+        "run", f"--max-restarts={restarts}", "--workers=1", "--run-dir=made", train, f"--gate=0:5:{gate.path}"
+    )
+    arrival = gate.arrival()
+    processes.task("ps", 0).send_signal(RELEASE)
+    arrival.release()
+    launcher.ends_with(0)
+    assert summary_of(tmp_path)["global_step"] == 40
+    assert "ps:0 served 40 updates" in (tmp_path / "made" / "logs" / "ps-0.log").read_text()
 
 
 @pytest.mark.slow

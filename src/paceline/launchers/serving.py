@@ -93,9 +93,9 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
-    if is_main and is_mine and settings.max_restarts:
-        service.is_released = False
-        signal.signal(RELEASE, lambda *_: service.release())
+    if is_main and is_mine:
+        service.is_released = not settings.max_restarts
+        signal.signal(RELEASE, lambda *_: service.release())  # without a handler it would be the end
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
     meter = meter_of(assignment) if is_main else None
     ticks = PsTicks(assignment, sink, say, is_supervised=is_main and is_mine, meter=meter)

@@ -11,9 +11,9 @@ from paceline.lab import soak
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_round_of_faults(processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("processes.DEADLINE_S", 500.0)
-    lab = processes.paceline("lab", "run", "soak", "--minutes", f"{8 * 10 / 60:.2f}", "--out", "lab").ends_with(0)
+def test_a_round_of_faults(processes: Processes, tmp_path: Path) -> None:
+    asked = ("--minutes", f"{8 * 10 / 60:.2f}", "--out", "lab")
+    lab = processes.start("paceline", "lab", "run", "soak", *asked, within_s=500.0).ends_with(0)
     [results] = (tmp_path / "lab").glob("*/results.jsonl")
     [done] = [each for each in map(json.loads, results.read_text().splitlines()) if each["kind"] == "soak"]
     assert done["missed"] == [] and sum(done["fired"].values()) == len(soak.CYCLE) == 8, lab.text

@@ -108,8 +108,11 @@ def test_what_a_program_finds_in_its_environment_is_named(tmp_path: Path, monkey
     run = Run(program=Program(script="t.py"), cluster=cluster, settings=settings, paths=paths, threads="2")
     monkeypatch.setattr(os, "environ", {"TF_NUM_INTEROP_THREADS": "7"})
     assert len(run.environ) > 3 and run.environ["TF_NUM_INTEROP_THREADS"] == "7", "the user's own stays"
+    assert run.environ["GOMP_SPINCOUNT"] == "1000"
     page = (Path(__file__).parents[2] / "docs" / "run_plain.md").read_text()
     assert [name for name in (*run.environ, "TF_CONFIG", "CUDA_VISIBLE_DEVICES") if f"`{name}`" not in page] == []
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "ACTIVE"})
+    assert "GOMP_SPINCOUNT" not in run.environ, "whoever says how OpenMP's threads wait means it"
 
 
 @pytest.mark.parametrize(

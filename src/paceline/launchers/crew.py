@@ -31,6 +31,7 @@ from paceline.telemetry.sink import append
 
 STEPPED = re.compile(rb"training step \d+ done")
 LOOK_BYTES = 1 << 20
+PATIENT = {"GOMP_SPINCOUNT": "1000"}  # threads that spin for long take the cores from other tasks' threads
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def environ(self) -> dict[str, str]:
         """What every task has in its environment, apart from its own assignment."""
         as_many = dict.fromkeys(TENSORFLOW_THREADS, self.threads)
-        return {**as_many, **os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
+        patient = {} if "OMP_WAIT_POLICY" in os.environ else PATIENT
+        return {**as_many, **patient, **os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
 
 
 class Begun(msgspec.Struct, frozen=True):

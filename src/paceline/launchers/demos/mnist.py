@@ -59,21 +59,22 @@ def main() -> None:
     data = mnist.load(args.data_dir)
     train = Digits(torch.from_numpy(data.train_x), torch.from_numpy(data.train_y))
     loader = DataLoader(train, batch_size=args.batch_size, shuffle=True, collate_fn=as_it_is)
-    model = mlp(hidden=100, activation="relu")
+    model = mlp(hidden=100, activation="relu").to(ctx.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     model, optimizer, loader = ctx.prepare(model, optimizer, loader)  # 3
 
     for _ in ctx.epochs(args.epochs):
         for number, (images, labels) in enumerate(loader):
             optimizer.zero_grad()
-            loss = cross_entropy(model(images), labels)
+            loss = cross_entropy(model(images.to(ctx.device)), labels.to(ctx.device))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if number % 20 == 0:
                 ctx.log({"loss": loss.item()})
 
     ctx.pull()  # the newest parameters: other workers may have gone on since this one's last step
-    reached = accuracy(model, torch.from_numpy(data.test_x), torch.from_numpy(data.test_y))
+    test_x, test_y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
+    reached = accuracy(model, test_x.to(ctx.device), test_y.to(ctx.device))
     ctx.log({"test_accuracy": reached})
     ctx.print(f"test accuracy {reached:.4f}")
 

@@ -836,7 +836,8 @@ def test_steps_that_are_not_in_the_model_are_told(tmp_path: Path) -> None:
     cluster = ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]})
 
     def said(global_step: int) -> str:
-        reports = [WorkerReport(index=0, task="worker:0", steps=464)], [PsReport(index=0, global_step=global_step)]
+        worker = WorkerReport(index=0, task="worker:0", steps=464, is_lost=True)
+        reports = [worker], [PsReport(index=0, global_step=global_step)]
         told = summary.build(
             Settings(run_id="r"), cluster, reports, ok=False, wall_s=1.0, restarts=0, lost=[], error="interrupted"
         )
@@ -844,6 +845,7 @@ def test_steps_that_are_not_in_the_model_are_told(tmp_path: Path) -> None:
 
     assert "step-00000450, without the last 14 of the 464 steps: they are lost\n" in said(464)
     assert "step-00000450\n" in said(450)
+    assert "ms  (interrupted)\n" in said(450), "nothing is wrong with a worker that was told to end"
 
 
 def test_a_run_of_ops_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,8 @@ def block(
     lines = [*causes, f"{outcome}; global step {step}, {summary['wall_s']:.1f} s, mode {mode}"]
     if not has_trained:  # by ps and workers; what a client has made of its ops is its own
         lines = [*causes, f"{outcome.replace('Training', 'Run', 1)}; {summary['wall_s']:.1f} s"]
-    lines += [worker_line(report) for report in workers]
+    lost = "interrupted" if summary["error"] == "interrupted" else "did not end properly"
+    lines += [worker_line(report, lost) for report in workers]
     if summary.get("restarts_by_task"):
         lines.append(f"Started again: {restarts(msgspec.convert(summary['restarts_by_task'], dict[str, int]))}")
     if summary.get("virtual_gpus"):
@@ -158,8 +159,8 @@ def restarts(by_task: Mapping[str, int]) -> str:
     return ", ".join(f"{task} {count}x" for task, count in by_task.items())
 
 
-def worker_line(report: WorkerReport) -> str:
-    """One worker's share, with a dash for what it could not tell.
+def worker_line(report: WorkerReport, lost: str = "did not end properly") -> str:
+    """One worker's share, with a dash for what it could not tell; `lost`: why one has not told its end.
 
     >>> worker_line(WorkerReport(index=0, task="worker:0", steps=12, metrics={"loss": 0.5}))
     '  worker:0  12 steps  - samples/s  step - ms  loss 0.5'
@@ -168,14 +169,14 @@ def worker_line(report: WorkerReport) -> str:
     """
     if report.ops:
         did = "ran ops for others" if report.ops == SERVES else "was the client"
-        return f"  {report.task}  {did}" + ("  (did not end properly)" if report.is_lost else "")
+        return f"  {report.task}  {did}" + (f"  ({lost})" if report.is_lost else "")
     rate = "-" if report.samples_per_s is None else f"{report.samples_per_s:.0f}"
     step_ms = "-" if report.step_ms is None else f"{report.step_ms.median:.2f}"
     discarded = f" ({report.discarded} discarded)" if report.discarded else ""
     where = f" on {report.device}" if "gpu" in report.device else ""
     parts = [f"{report.task}{where}  {report.steps} steps{discarded}  {rate} samples/s  step {step_ms} ms"]
     parts += [metrics(report.metrics)] if report.metrics else []
-    parts += ["(did not end properly)"] if report.is_lost else []
+    parts += [f"({lost})"] if report.is_lost else []
     return "  " + "  ".join(parts)
 
 

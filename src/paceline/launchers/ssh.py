@@ -198,7 +198,7 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     >>> told(Host(name="b", target="me@b"), 255, "me@b: Permission denied (publickey).")[:57]
     'b takes none of your keys (Permission denied (publickey))'
     >>> told(Host(name="b", target="b"), 255, "ssh: Could not resolve hostname b: Name or service not known")
-    "b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config."
+    'b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config.'
     """
     name, said = host.name, last_line(stderr)
     if code is None:

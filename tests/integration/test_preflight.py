@@ -14,7 +14,7 @@ from sshd import Servers, need_sshd
 
 from paceline.cluster.hosts import Host, parse, placed
 from paceline.cluster.secret import is_loopback
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, UsageError
 from paceline.launchers import host_table, preflight, ssh
 from paceline.launchers.links import Link
 from paceline.launchers.ports import Reserved
@@ -212,3 +212,27 @@ def test_an_address_where_nobody_is(servers: Servers) -> None:
     servers.start("server1", "server2")
     said = refusal(host("server1"), host("server2", address="no-such-host.invalid"))
     assert "server1 does not know the name no-such-host.invalid of server2" in said
+
+
+def test_a_host_that_listens_and_says_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "OPTIONS", [*ssh.OPTIONS[:2], "-oBatchMode=yes", "-oConnectTimeout=1"])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers.alias("server1", port=silent.getsockname()[1])
+        assert "server1 did not answer within" in refusal(host("server1"))
+
+
+def test_a_host_whose_python_hangs(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "LOOK_S", 1.0)
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    hanging.chmod(0o755)
+    servers.start("server1")
+    said = refusal(host("server1", python=str(hanging)))
+    assert said.startswith("server1 did not answer within ") and "look with `ssh " in said
+    assert left_on(servers) == []
+
+
+def test_no_ssh_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ssh.SSH, "/no/such/ssh -v")
+    with pytest.raises(UsageError, match=r"'/no/such/ssh' cannot be run .*; install OpenSSH, or set PACELINE_SSH"):
+        preflight.look([host("server1")])

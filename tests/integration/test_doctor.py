@@ -197,7 +197,7 @@ def test_doctor_tells_the_same_as_json(processes: Processes, servers: Servers, t
     run = processes.paceline("doctor", "--cluster", path, "--json", **servers.environ).ends_with(0)
     told = msgspec.json.decode(run.text, type=Told)
     assert told.ok and [each.host.name for each in told.hosts] == ["server1", "server2"]
-    assert [(each["from"], each["to"]) for each in told.links] == [("server1", "server2")]
+    assert [(each["from"], each["to"]) for each in told.links] == [("server2", "server1")]
     assert told.seconds < 15
 
 

@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sshd import Servers, need_sshd
 from paceline.cluster.hosts import Host, parse, placed
 from paceline.cluster.secret import is_loopback
 from paceline.errors import ClusterError, UsageError
-from paceline.launchers import host_table, preflight, ssh
+from paceline.launchers import host_table, preflight, ssh, talk
 from paceline.launchers.links import Link
 from paceline.launchers.ports import Reserved
 from paceline.version import VERSION
@@ -31,6 +32,7 @@ def servers(
     need_sshd()
     made = Servers(processes, ports, tmp_path / "ssh")
     monkeypatch.setenv(ssh.SSH, made.environ[ssh.SSH])
+    monkeypatch.setattr(preflight, "PAIR_S", 0.05)
     yield made
     made.close()
 
@@ -70,14 +72,14 @@ def test_two_hosts_are_seen_and_measured_and_nothing_is_left_there(servers: Serv
     addresses = [cluster.address(task) for task in tasks]
     assert len(set(addresses)) == 4 and all(each.startswith("127.0.0.1:") for each in addresses)
     [(pair, link)] = report.links.items()
-    assert pair == ("server1", "server2") and isinstance(link, Link)
+    assert pair == ("server2", "server1") and isinstance(link, Link)
     assert link.bytes_per_s > 1e7 and 0 < link.latency_ms < 1000
     for seen in report.seen.values():
         assert seen.machine.paceline == VERSION and seen.machine.torch
         assert abs(seen.clock_s) <= seen.clock_within_s + 0.1
     assert left_on(servers) == []
     table = host_table.lines(report)
-    assert table[1].startswith("server1 ") and table[3].startswith("server1 - server2: ")
+    assert table[1].startswith("server1 ") and table[3].startswith("server2 - server1: ")
 
 
 def test_this_machine_needs_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +162,17 @@ def test_a_python_without_paceline(servers: Servers, tmp_path: Path) -> None:
     assert said.startswith(f"server1 has no paceline in {bare}") and f"pip install paceline=={VERSION}" in said
 
 
+def test_a_python_that_is_too_old(servers: Servers, tmp_path: Path) -> None:
+    servers.start("server1")
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = -c ] && { echo 3.9.2; echo none; exit; }\necho "SyntaxError" >&2; exit 1\n')
+    old.chmod(0o755)
+    said = refusal(host("server1", python=str(old)))
+    assert said.startswith(f"server1 has python 3.9.2 at {old}, and paceline needs 3.11 or newer")
+    needed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert needed == f">={'.'.join(map(str, talk.OLDEST))}"
+
+
 def test_another_version_says_which(servers: Servers, tmp_path: Path) -> None:
     old = tmp_path / "old" / "paceline"
     old.mkdir(parents=True)
@@ -204,7 +217,10 @@ def test_more_cards_than_there_are(servers: Servers) -> None:
 def test_one_host_that_fails_does_not_hide_the_others(servers: Servers) -> None:
     servers.start("server1", "server2", "server3")
     report = preflight.look([host("server1"), host("server2", python="/no/such/python"), host("server3")])
-    assert list(report.seen) == ["server1", "server3"] and list(report.links) == [("server1", "server3")]
+    assert list(report.seen) == ["server1", "server3"] and list(report.links) == [
+        ("server3", "server1"),
+        ("server1", "server3"),
+    ]
     assert [problem.where for problem in report.problems if problem.is_fatal] == ["server2"]
 
 

@@ -40,6 +40,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     clock_s: float = 0.0  # ahead of this machine's clock
     clock_within_s: float = 0.0  # so well is that known
     sink_port: int = 0
+    own_address: str = ""  # what it takes that address for
 
 
 def of_machine(machine: Machine, where: str) -> list[Problem]:

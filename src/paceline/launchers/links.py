@@ -132,6 +132,14 @@ def loopback(seconds: float = 0.3) -> Link:
         sink.close()
 
 
+def resolved(host: str) -> str:
+    """The address that a name has on this machine; "" where it is not known."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
 def own_address(host: str) -> str:
     """The address of this machine from which it reaches another; nothing is sent."""
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -185,6 +185,17 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
     return []
 
 
+def of_links(seen: Mapping[str, Seen], links: Mapping[tuple[str, str], Link | str]) -> list[Problem]:
+    """What is wrong between all hosts; what two notice in both directions is said once."""
+    found: list[Problem] = []
+    noted: set[frozenset[str]] = set()
+    for (a, b), link in links.items():
+        problems = of_link(seen[a], seen[b], link)
+        found += [problem for problem in problems if problem.is_fatal or {a, b} not in noted]
+        noted.add(frozenset((a, b)))
+    return found
+
+
 def _unreached(a: str, second: Seen, why: str) -> str:
     b, at = second.host.name, joined(second.address, second.sink_port)
     if "known" in why or "resolution" in why:

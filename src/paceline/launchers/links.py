@@ -47,6 +47,15 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Of the slower direction."""
         return min(self.sent_bytes_per_s, self.received_bytes_per_s)
 
+    @property
+    def reversed(self) -> "Link":
+        """The same, as the other host sees it."""
+        return Link(
+            latency_ms=self.latency_ms,
+            sent_bytes_per_s=self.received_bytes_per_s,
+            received_bytes_per_s=self.sent_bytes_per_s,
+        )
+
 
 class Sink:
     """The side that is measured, in threads of its own until it is closed."""

@@ -28,6 +28,7 @@ from paceline.launchers.talk import Talk
 LOOK_S, CLOCK_S, LINK_S = 12.0, 3.0, 9.0  # how long an answer may take
 LINKS_S = 3.0  # for all pairs together
 PAIR_S = 0.3
+ONLY_REACHED_S = 0.01  # where the speed is known already
 LIMIT_S = 11.0  # then no further pair is measured
 CLOCKS = 3
 
@@ -95,8 +96,7 @@ def look(
         links = _links(talks, seen, known, until_s=begun_s + LIMIT_S)
     finally:
         at_once(Talk.close, list(talks.values()))
-    for (a, b), link in links.items():
-        problems += diagnosis.of_link(seen[a], seen[b], link)
+    problems += diagnosis.of_links(seen, links)
     return Report(seen=seen, links=links, problems=tuple(problems), seconds=time.monotonic() - begun_s)
 
 
@@ -148,19 +148,21 @@ def _links(
     talks: Mapping[str, Talk], seen: Mapping[str, Seen], pairs: Sequence[tuple[str, str]], until_s: float
 ) -> dict[tuple[str, str], Link | str]:
     turns = disjoint(pairs)
+    links: dict[tuple[str, str], Link | str] = {}
     seconds = min(PAIR_S, LINKS_S / 2 / max(1, len(turns)))
 
     def measured(pair: tuple[str, str]) -> Link | str:
-        there = seen[pair[1]]
-        token = talks[pair[1]].token
-        question = AskLink(host=there.address, port=there.sink_port, token=token, seconds=seconds)
+        there, token = seen[pair[1]], talks[pair[1]].token
+        back = links.get((pair[1], pair[0]))
+        asked_s = ONLY_REACHED_S if isinstance(back, Link) else seconds  # a firewall may close one direction
         try:
-            told = talks[pair[0]].ask(question, LINK_S)
+            told = talks[pair[0]].ask(
+                AskLink(host=there.address, port=there.sink_port, token=token, seconds=asked_s), LINK_S
+            )
         except ClusterError as error:
             return str(error)
-        return told.link or told.error
+        return back.reversed if isinstance(back, Link) and told.link else told.link or told.error
 
-    links: dict[tuple[str, str], Link | str] = {}
     for turn in turns:
         if time.monotonic() < until_s:
             links.update(zip(turn, at_once(measured, turn), strict=True))

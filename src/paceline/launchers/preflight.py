@@ -72,11 +72,11 @@ def look(
     """Ask all hosts; of `pairs` the first connects to the second, as workers do to a ps: all of them where nothing is
     said; `given` are ports that must be free."""
     begun_s = time.monotonic()
-    here = machine.look()
     talks: dict[str, Talk] = {}
     try:
-        addresses = ssh.addresses(hosts)
-        talks = {host.name: Talk(host) for host in hosts}
+        for host in hosts:
+            talks[host.name] = Talk(host)
+        addresses, here = ssh.addresses(hosts), machine.look()  # while those start
         found = at_once(
             lambda host: _seen(
                 talks[host.name],

@@ -232,7 +232,7 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     if module := missing_module(stderr):
         lacks = "no paceline" if module == "paceline" else f"no package {module}, which paceline needs,"
         return f"{name} has {lacks} in {python_of(host)}; install it there: {pip_line(host)}."
-    return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}"
+    return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}."
 
 
 def _ssh_failed(host: Host, stderr: str) -> str:

@@ -1,6 +1,7 @@
 """IS what is wrong with a host told before anything starts? Real ssh servers on loopback, asked all at once."""
 
 import socket
+import subprocess
 import sys
 import time
 import tomllib
@@ -252,3 +253,26 @@ def test_no_ssh_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ssh.SSH, "/no/such/ssh -v")
     with pytest.raises(UsageError, match=r"'/no/such/ssh' cannot be run .*; install OpenSSH, or set PACELINE_SSH"):
         preflight.look([host("server1")])
+
+
+# --- the line that is sent --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strange", ["it's", "a b", "$(touch x)", "`x`", "a;b", "--flag", "ü", "", "a\nb"])
+def test_arguments_and_values_arrive_as_they_are(strange: str) -> None:
+    code = "import os, sys; print(repr((sys.argv[1], os.environ['GIVEN'])))"
+    line = ssh.python_line(parse("a"), "-c", code, strange, environ={"GIVEN": strange})
+    said = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, check=True).stdout.decode()
+    assert said == repr((strange, strange)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "more, code", [({"folder": "/no/such folder"}, ssh.NO_FOLDER), ({"python": "/no/python"}, ssh.NO_PYTHON)]
+)
+def test_a_folder_and_a_python_that_are_not_there_have_their_exit_codes(more: dict[str, str], code: int) -> None:
+    there = msgspec.structs.replace(parse("b"), **more)
+    done = subprocess.run(["sh", "-c", ssh.python_line(there, "-V")], stderr=subprocess.PIPE)
+    assert done.returncode == code
+    [(kind, given)] = more.items()
+    said = ssh.told(there, code, "")
+    assert said.startswith(f"b has no {kind}") and given in said

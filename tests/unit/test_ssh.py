@@ -1,9 +1,7 @@
 """WHAT is sent to another host, and what is said when that fails? Command lines, and ssh's own words made sentences."""
 
 import shlex
-import subprocess
 
-import msgspec
 import pytest
 
 from paceline.cluster.hosts import Host, parse
@@ -36,26 +34,6 @@ def test_another_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine_takes_the_same_line_without_ssh() -> None:
     assert ssh.command(parse("localhost"), "true") == ["sh", "-c", "true"]
     assert ssh.command(parse("me@localhost"), "true")[0] == "ssh"  # as somebody else, perhaps
-
-
-@pytest.mark.parametrize("strange", ["it's", "a b", "$(touch x)", "`x`", "a;b", "--flag", "ü", "", "a\nb"])
-def test_arguments_and_values_arrive_as_they_are(strange: str) -> None:
-    code = "import os, sys; print(repr((sys.argv[1], os.environ['GIVEN'])))"
-    line = ssh.python_line(Host(name="a", target="a"), "-c", code, strange, environ={"GIVEN": strange})
-    said = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, check=True).stdout.decode()
-    assert said == repr((strange, strange)) + "\n"
-
-
-@pytest.mark.parametrize(
-    "more, code", [({"folder": "/no/such folder"}, ssh.NO_FOLDER), ({"python": "/no/python"}, ssh.NO_PYTHON)]
-)
-def test_a_folder_and_a_python_that_are_not_there_have_their_exit_codes(more: dict[str, str], code: int) -> None:
-    host = msgspec.structs.replace(B, **more)
-    done = subprocess.run(["sh", "-c", ssh.python_line(host, "-V")], stderr=subprocess.PIPE)
-    assert done.returncode == code
-    [(kind, given)] = more.items()
-    said = ssh.told(host, code, "")
-    assert said.startswith(f"b has no {kind}") and given in said
 
 
 @pytest.mark.parametrize(

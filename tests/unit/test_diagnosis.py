@@ -90,6 +90,7 @@ def test_a_clock_that_is_not_known_well_is_no_problem() -> None:
             "are 9.6 Mbit/s; consider --wire",
             False,
         ),
+        (Link(latency_ms=1, sent_bytes_per_s=0.0, received_bytes_per_s=0.0), "are 0.0 Mbit/s; consider --wire", False),
         (Link(latency_ms=80, sent_bytes_per_s=1e9, received_bytes_per_s=1e9), "a round trip takes 80 ms", False),
         ("timed out", "a cannot reach b at 10.0.0.98:9000 (timed out); open the ports of b for a", True),
         ("name or service not known", "a does not know the name 10.0.0.98 of b", True),

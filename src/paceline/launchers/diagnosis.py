@@ -165,12 +165,11 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
     a, b = first.host.name, second.host.name
     if isinstance(link, str):
         return [_fatal(a, _unreached(a, second, link))]
-    if 0 < link.bytes_per_s < SLOW_BYTES_PER_S:
-        speed = link.bytes_per_s * 8 / 1e6
+    if link.bytes_per_s < SLOW_BYTES_PER_S:
         return [
             _note(
                 a,
-                f"Between {a} and {b} are {speed:.1f} Mbit/s; consider --wire bfloat16, or --mode local with many "
+                f"Between {a} and {b} are {link.bytes_per_s * 8e-6:.1f} Mbit/s; consider --wire bfloat16, or --mode local with many "
                 "--local-steps.",
             )
         ]

@@ -18,6 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -123,12 +124,14 @@ def _unbound() -> socket.socket:
 
 
 def measure(host: str, port: int, token: bytes, seconds: float = 0.3) -> Link:
-    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens."""
-    return Link(
-        latency_ms=_asked(host, port, (token, PING, seconds), _round_trip) * 1e3,
-        sent_bytes_per_s=_asked(host, port, (token, SEND, seconds), lambda there: _sent(there, seconds)),
-        received_bytes_per_s=_asked(host, port, (token, TAKE, seconds), lambda there: _counted(there, seconds)),
-    )
+    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens. A way on which
+    single bytes come through and no more has the speed 0."""
+    latency_s = _asked(host, port, (token, PING, seconds), _round_trip)
+    sent = received = 0.0
+    with suppress(OSError):
+        sent = _asked(host, port, (token, SEND, seconds), lambda there: _sent(there, seconds))
+        received = _asked(host, port, (token, TAKE, seconds), lambda there: _counted(there, seconds))
+    return Link(latency_ms=latency_s * 1e3, sent_bytes_per_s=sent, received_bytes_per_s=received)
 
 
 def loopback(seconds: float = 0.3) -> Link:

@@ -29,7 +29,7 @@ LOOK_S, CLOCK_S, LINK_S = 12.0, 3.0, 9.0  # how long an answer may take
 LINKS_S = 3.0  # for all pairs together
 PAIR_S = 0.3
 ONLY_REACHED_S = 0.01  # where the speed is known already
-LIMIT_S = 11.0  # then no further pair is measured
+LIMIT_S = 10.0  # then no further pair is measured
 CLOCKS = 3
 
 
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             raise ClusterError(" ".join(problem.sentence for problem in found))
 
     def cluster(self, placed: Mapping[Task, Host]) -> ClusterSpec:
-        """Every task at its host's address and at a port that is free there."""
+        """Every task at its host's address and at a port that is free there; `check` comes first."""
         jobs: dict[str, list[str]] = {}
         left = {name: iter(seen.ports) for name, seen in self.seen.items()}
         for task, host in placed.items():

@@ -169,8 +169,8 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
         return [
             _note(
                 a,
-                f"Between {a} and {b} are {link.bytes_per_s * 8e-6:.1f} Mbit/s; consider --wire bfloat16, or --mode local with many "
-                "--local-steps.",
+                f"Between {a} and {b} are {link.bytes_per_s * 8e-6:.1f} Mbit/s; consider --wire bfloat16, or --mode "
+                "local with many --local-steps.",
             )
         ]
     if link.latency_ms > SLOW_MS:

@@ -69,7 +69,9 @@ class Sink:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """No more of it."""
+        """No more of it; closing alone would let one in who comes while the thread waits."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self) -> None:
@@ -124,8 +126,8 @@ def _unbound() -> socket.socket:
 
 
 def measure(host: str, port: int, token: bytes, seconds: float = 0.3) -> Link:
-    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens. A way on which
-    single bytes come through and no more has the speed 0."""
+    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens. A way on
+    which single bytes come through, and no more, has the speed 0."""
     latency_s = _asked(host, port, (token, PING, seconds), _round_trip)
     sent = received = 0.0
     with suppress(OSError):

@@ -74,7 +74,7 @@ def test_two_hosts_are_seen_and_measured_and_nothing_is_left_there(servers: Serv
     assert len(set(addresses)) == 4 and all(each.startswith("127.0.0.1:") for each in addresses)
     [(pair, link)] = report.links.items()
     assert pair == ("server2", "server1") and isinstance(link, Link)
-    assert link.bytes_per_s > 1e7 and 0 < link.latency_ms < 1000
+    assert 0 < link.latency_ms < 1000
     for seen in report.seen.values():
         assert seen.machine.paceline == VERSION and seen.machine.torch
         assert abs(seen.clock_s) <= seen.clock_within_s + 0.1

@@ -54,6 +54,8 @@ PURE = [
     "cluster/membership.py",
     "cluster/chaos.py",
     "cluster/devices.py",
+    "cluster/hostlist.py",
+    "cluster/schedulers.py",
     "cluster/pinning.py",
     "cluster/plain.py",
     "checkpoint/policy.py",

@@ -61,6 +61,8 @@ PURE = [
     "checkpoint/policy.py",
     "launchers/restart.py",
     "launchers/emit.py",
+    "launchers/emit_kubernetes.py",
+    "launchers/emit_scripts.py",
     "checkpoint/state.py",
     "checkpoint/manifest.py",
     "checkpoint/tensors.py",

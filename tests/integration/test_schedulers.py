@@ -1,7 +1,8 @@
-"""What `paceline emit` prints for schedulers, started: as plain processes in the environment that a scheduler would give
+"""What `paceline emit` prints for schedulers, started: as plain processes in the environment that each would give
 them, and by Slurm, torchrun and mpirun themselves where they are installed."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -80,12 +81,23 @@ def test_a_jobsets_pods_train(processes: Processes, ports: Reserved, train: Path
     check_trained(started_as_pods(processes, pods, {}, secret_of(processes)), result, "TF_CONFIG")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a hosts file of the test's own needs root")
 def test_a_jobset_written_by_hand_trains(processes: Processes, ports: Reserved, train: Path, tmp_path: Path) -> None:
-    """Without TF_CONFIG: JobSet's own names, which a hosts file resolves here; so only `paceline env` is asked."""
-    for job, index in (("ps", 0), ("worker", 1)):
-        environ = {"JOBSET_NAME": NAME, "REPLICATED_JOB_NAME": job, "JOB_COMPLETION_INDEX": str(index)}
-        shown = processes.paceline("env", PACELINE_PS="1", PACELINE_WORKERS="2", **environ).ends_with(0)
-        assert shown.lines[1] == f"This task: {job}:{index} at {NAME}-{job}-0-{index}.{NAME}:2222"
+    """Without TF_CONFIG, and at JobSet's own names, which a hosts file resolves as DNS would."""
+    pods = [("ps", 0), ("worker", 0), ("worker", 1)]
+    hosts = [f"127.77.0.{last} {NAME}-{job}-0-{index}.{NAME}" for last, (job, index) in enumerate(pods, 1)]
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(hosts) + "\n")
+    alone = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', tmp_path / "hosts"]
+    command = [BIN / "paceline", "serve", "--mode", "sync", "--run-dir", tmp_path / "result", train, "--epochs", "1"]
+    port = ports.addresses(1)[0].rpartition(":")[2]
+    same = {"JOBSET_NAME": NAME, "PACELINE_PS": "1", "PACELINE_WORKERS": "2", "PACELINE_PORT": port}
+    tasks = [
+        processes.start(
+            *alone, *command, name=f"{job}-{index}", REPLICATED_JOB_NAME=job, JOB_COMPLETION_INDEX=str(index), **same
+        )
+        for job, index in pods
+    ]
+    check_trained(tasks, tmp_path / "result", "JobSet: pod")
 
 
 def test_a_tfjobs_pods_train(processes: Processes, ports: Reserved, train: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""WHERE does a task listen? At its own address, or at every interface where that address is not this host's.
+"""WHERE does a task listen? At its own address, or at every interface where that is not this host's, or not known yet.
 
 Called by launchers/serving for a ps and by ingraph/server for a task that serves ops; `open_doors` is theirs. Must
 never listen where strangers can knock without a secret, unless that was asked for.

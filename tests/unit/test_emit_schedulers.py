@@ -246,6 +246,7 @@ def test_env_has_every_tasks_lines(capsys: pytest.CaptureFixture[str], folder: P
         (["env", "--ps-hosts", "a:1", "train.py"], "both --ps_hosts and --worker_hosts"),
         (["env", "--mode", "snyc", "train.py"], "did you mean 'sync'"),
         (["jobset", "--ps", "0", "train.py"], "at least 1"),
+        (["tfjob", "--claim", "shared", "--run-dir", ".", "train.py"], "--run-dir is the folder of the code"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

@@ -153,6 +153,14 @@ def test_schedulers_come_last_and_say_why(tmp_path: Path) -> None:
     assert by_config is not None and by_config.source == "TF_CONFIG"
 
 
+def test_a_job_that_the_scheduler_contradicts_is_refused(tmp_path: Path) -> None:
+    environ = {**TORCHRUN, "XDG_CONFIG_HOME": str(tmp_path)}
+    with pytest.raises(UsageError, match="--job_name is ps, but by torchrun this is worker:0"):
+        discover(argv=["--job_name=ps"], environ=environ, script_dir=tmp_path)
+    for fitting in ("worker", "my_own"):
+        assert discover(argv=[f"--job_name={fitting}"], environ=environ, script_dir=tmp_path) is not None
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

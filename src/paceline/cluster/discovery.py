@@ -98,7 +98,7 @@ def discover(
         or _from_flags(flags, given)
         or _from_settings_py(Path(script_dir), given)
         or _from_tf_config(environ)
-        or _from_scheduler(environ)
+        or _from_scheduler(environ, given)
     )
     if place is None:
         _refuse_lone_job_name(flags, given)
@@ -256,10 +256,15 @@ def _from_tf_config(environ: Mapping[str, str]) -> _Place | None:
     return spec, _task(spec, task.type, task.index), "TF_CONFIG"
 
 
-def _from_scheduler(environ: Mapping[str, str]) -> _Place | None:
+def _from_scheduler(environ: Mapping[str, str], given: Mapping[str, str]) -> _Place | None:
     look = schedulers.look(environ)[-1]
     if look.cluster is None or look.task is None:
         return None
+    if (job := given.get("job_name")) in _KNOWN_JOBS and job != look.task.job:
+        raise UsageError(
+            f"--job_name is {job}, but by {look.source} this is {look.task} ({look.why}); leave it out, or give "
+            "--ps_hosts and --worker_hosts, too."
+        )
     return look.cluster, _task(look.cluster, look.task.job, look.task.index), f"{look.source}: {look.why}"
 
 

@@ -108,6 +108,8 @@ def pod(shipment: Shipment, job: str, names: tuple[str, str], environ: Sequence[
     volumes: list[Value] = []
     mounts: list[Value] = []
     if shipment.claim:
+        if shipment.code == shipment.results:
+            raise UsageError("--run-dir is the folder of the code; on a volume it must be another one, such as result.")
         volumes.append({"name": "files", "persistentVolumeClaim": {"claimName": shipment.claim}})
         mounts.append({"name": "files", "mountPath": shipment.code, "subPath": "code"})
         mounts.append({"name": "files", "mountPath": shipment.results, "subPath": "result"})

@@ -188,6 +188,21 @@ def test_a_real_torchrun_trains(processes: Processes, train: Path, tmp_path: Pat
     assert json.loads((tmp_path / "result" / "summary.json").read_text())["ok"]
 
 
+def test_workers_of_hosts_without_a_name_train(
+    processes: Processes, ports: Reserved, train: Path, tmp_path: Path
+) -> None:
+    """What torchrun sets on two hosts with two processes each: only the first host's name is known."""
+    port = ports.addresses(1)[0].rpartition(":")[2]
+    same = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    command = [BIN / "paceline", "serve", "--mode", "sync", "--run-dir", "result", train, "--epochs", "1"]
+    tasks = [
+        processes.start(*command, name=f"process {number}", RANK=str(number), PACELINE_PORT=port, **same)
+        for number in range(4)
+    ]
+    check_trained(tasks, tmp_path / "result", "torchrun: process")
+    assert "job worker -> {0 -> 127.0.0.1:" in tasks[0].text and "1 -> host1.invalid:" in tasks[0].text
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed: apt-get install openmpi-bin")
 def test_a_real_mpirun_trains(processes: Processes, ports: Reserved, train: Path, tmp_path: Path) -> None:
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -375,6 +375,13 @@ def test_a_port_in_use_is_one_sentence(serving: Serving) -> None:
         Server(serving.cluster, "worker", 0)
 
 
+def test_a_pod_listens_before_its_own_name_is_known(serving: Serving, capfd: pytest.CaptureFixture[str]) -> None:
+    port = split(serving.cluster.task_address("worker", 0))[1]
+    with Server({"local": [f"paceline-ps-0-0.invalid:{port}"]}, "local", 0):
+        Remote("/job:local", f"127.0.0.1:{port}", secret_of(serving), wait_s=0.0, lane="tcp").call("alive")
+    assert f"is no address of this host: listening at 0.0.0.0:{port}" in capfd.readouterr().out
+
+
 def test_behind_nat_it_listens_at_every_interface(serving: Serving, capfd: pytest.CaptureFixture[str]) -> None:
     port = split(serving.cluster.task_address("worker", 0))[1]
     with Server({"local": [f"192.0.2.1:{port}"]}, "local", 0):  # an address that no host has

@@ -1,4 +1,4 @@
-"""HOW is the same cluster started in containers? `paceline emit docker|compose`, with the flags of `run`.
+"""HOW is the same cluster started elsewhere? `paceline emit docker|compose|jobset|tfjob|sbatch|env`, with run's flags.
 
 Called by cli/main. Prints text and starts nothing; of this machine it looks only at paths and at the user's secret.
 """
@@ -21,15 +21,40 @@ if TYPE_CHECKING:
     from paceline.launchers.emit import Shipment
 
 FIRST_PORT = 2222
+HERE = ("docker", "compose", "env")  # without addresses they start all tasks on this machine
+IN_PODS = ("jobset", "tfjob")
+DEFAULTS = {  # of flags that not every form has
+    "ps_hosts": None,
+    "worker_hosts": None,
+    "image": "paceline:latest",
+    "gpus": "",
+    "cpus": None,
+    "name": "paceline",
+    "claim": "",
+    "secret_name": "paceline",
+}
 OURS_FIRST = {"allow_interspersed_args": False}  # parsing ends at SCRIPT: the rest is the script's
 
-app = typer.Typer(help="Print what starts the same cluster in containers.", no_args_is_help=True)
+app = typer.Typer(help="Print what starts the same cluster in containers or by a scheduler.", no_args_is_help=True)
 Image = Annotated[str, typer.Option("--image", help="The image that tasks run in; deploy/Dockerfile makes it.")]
 Code = Annotated[
     str | None, typer.Option("--code", metavar="DIR", help="The folder that tasks see.  [SCRIPT's; with -m: this one]")
 ]
+PodCode = Annotated[
+    str | None, typer.Option("--code", metavar="DIR", help="Where pods see SCRIPT's folder.  [as here]")
+]
+PodRunDir = Annotated[str, typer.Option("--run-dir", help="The run folder, as pods see it, in --code if relative.")]
 Gpus = Annotated[str, typer.Option("--gpus", help="What workers see of the host's GPUs: all, 2, device=0,1.  [none]")]
 RunDir = Annotated[str, typer.Option("--run-dir", help="The run folder, the same path on every host.")]
+Cards = Annotated[str, typer.Option("--gpus", metavar="N", help="Cards for each worker.  [none]")]
+Cpus = Annotated[int | None, typer.Option("--cpus", metavar="N", help="Cores for each task; also its threads.")]
+Name = Annotated[str, typer.Option("--name", help="What the scheduler calls it.")]
+SecretName = Annotated[
+    str, typer.Option("--secret-name", help="The Kubernetes Secret that holds what all tasks share.")
+]
+Claim = Annotated[
+    str, typer.Option("--claim", metavar="NAME", help="A PersistentVolumeClaim with the code, for the run folder, too.")
+]
 SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all tasks share.  [the user's own]")]
 
 
@@ -52,35 +77,115 @@ def emit(
     module: o.Module = False,
 ) -> None:
     """Both forms take the same flags."""
-    from paceline.launchers.emit import FORMS
+    from paceline.launchers.emit import FORMS, check_gpus
 
+    check_gpus(gpus)
     typer.echo(FORMS[str(ctx.command.name)](shipment(ctx)))
+
+
+@app.command("tfjob", help="Print a TFJob for Kubeflow's training operator.", context_settings=OURS_FIRST)
+@app.command("jobset", help="Print a JobSet for Kubernetes.", context_settings=OURS_FIRST)
+@o.with_settings
+def emit_kubernetes(
+    ctx: typer.Context,
+    script: o.Script,
+    args: o.ScriptArgs = None,
+    ps: o.Ps = None,
+    workers: o.Workers = None,
+    run_dir: PodRunDir = "result",
+    secret_file: SecretFile = None,
+    secret_name: SecretName = "paceline",
+    image: Image = "paceline:latest",
+    code: PodCode = None,
+    claim: Claim = "",
+    name: Name = "paceline",
+    cpus: Cpus = None,
+    gpus: Cards = "",
+    module: o.Module = False,
+) -> None:
+    """Both forms take the same flags; hosts are the scheduler's."""
+    from paceline.launchers.emit_kubernetes import FORMS, check_cards, check_names
+
+    check_names(name, secret_name, claim)
+    check_cards(gpus)
+    typer.echo(FORMS[str(ctx.command.name)](shipment(ctx)))
+
+
+@app.command("sbatch", help="Print a heterogeneous job for Slurm's sbatch.", context_settings=OURS_FIRST)
+@o.with_settings
+def emit_sbatch(
+    ctx: typer.Context,
+    script: o.Script,
+    args: o.ScriptArgs = None,
+    ps: o.Ps = None,
+    workers: o.Workers = None,
+    run_dir: RunDir = "result",
+    secret_file: SecretFile = None,
+    code: Code = None,
+    name: Name = "paceline",
+    cpus: Cpus = None,
+    gpus: Cards = "",
+    module: o.Module = False,
+) -> None:
+    """Hosts are the scheduler's."""
+    from paceline.launchers.emit_kubernetes import check_cards
+    from paceline.launchers.emit_scripts import check_slurm, sbatch
+
+    check_cards(gpus)
+    made = shipment(ctx)
+    check_slurm(made)
+    typer.echo(sbatch(made))
+
+
+@app.command("env", help="Print a shell script that has each task's environment.", context_settings=OURS_FIRST)
+@o.with_settings
+def emit_env(
+    ctx: typer.Context,
+    script: o.Script,
+    args: o.ScriptArgs = None,
+    ps: o.Ps = None,
+    workers: o.Workers = None,
+    ps_hosts: o.PsHosts = None,
+    worker_hosts: o.WorkerHosts = None,
+    run_dir: RunDir = "result",
+    secret_file: SecretFile = None,
+    code: Code = None,
+    cpus: Cpus = None,
+    module: o.Module = False,
+) -> None:
+    """For whatever else starts processes."""
+    from paceline.launchers.emit_scripts import env
+
+    typer.echo(env(shipment(ctx)))
 
 
 def shipment(ctx: typer.Context) -> "Shipment":
     """What the flags describe, checked as `run` would check it."""
-    from paceline.launchers.emit import Shipment, check_gpus, check_image
+    from paceline.launchers.emit import Shipment, check_image
     from paceline.launchers.entry import Program, check_program
     from paceline.launchers.local import check_resume
 
-    params = ctx.params
+    params = {**DEFAULTS, **ctx.params}
     script, is_module = str(params["script"]), bool(params["module"])
     program = Program(script=script, args=tuple(params["args"] or ()), is_module=is_module)
     check_program(program)
     check_image(params["image"])
-    check_gpus(params["gpus"])
+    if params["cpus"] is not None and params["cpus"] < 1:
+        raise UsageError(f"--cpus is {params['cpus']}; a task needs at least 1.")
     settings = o.settings(params)
     cluster = cluster_of(params)
     check(settings, cluster)
-    is_one_host = not params["ps_hosts"] and not params["worker_hosts"]
-    if settings.resume not in ("auto", "none"):
-        if is_one_host:  # else it lies with the workers
-            check_resume(settings.resume)
-        settings = msgspec.structs.replace(settings, resume=os.path.abspath(settings.resume))
+    is_one_host = ctx.command.name in HERE and not params["ps_hosts"] and not params["worker_hosts"]
     code = os.path.abspath(params["code"] or (os.getcwd() if is_module else Path(script).parent))
     if is_one_host and not os.path.isdir(code):  # docker would make an empty one
         raise UsageError(f"--code {params['code']}: there is no such folder.")
-    absolute = program if is_module else Program(script=os.path.abspath(script), args=program.args)
+    base = code if ctx.command.name in IN_PODS else os.getcwd()  # pods see nothing of this machine
+    if settings.resume not in ("auto", "none"):
+        if is_one_host:  # else it lies with the workers
+            check_resume(settings.resume)
+        settings = msgspec.structs.replace(settings, resume=os.path.abspath(os.path.join(base, settings.resume)))
+    path = os.path.join(code, Path(script).name) if ctx.command.name in IN_PODS else os.path.abspath(script)
+    absolute = program if is_module else Program(script=path, args=program.args)
     secret = None
     if not settings.insecure:
         secret_by_hand(params["secret_file"], os.environ, settings.tls)  # made now: docker would make a folder of it
@@ -91,9 +196,13 @@ def shipment(ctx: typer.Context) -> "Shipment":
         settings=settings,
         image=params["image"],
         code=code,
-        results=os.path.abspath(params["run_dir"]),
+        results=os.path.abspath(os.path.join(base, params["run_dir"])),
         secret_file=secret,
         gpus=params["gpus"],
+        cpus=params["cpus"],
+        name=params["name"],
+        claim=params["claim"],
+        secret_name=params["secret_name"],
         is_one_host=is_one_host,
     )
 

@@ -8,7 +8,23 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import chaos, ckpt, ctl, demo, doctor, emit, keys, kv, lab, lab_results, plan, run, serve, verify
+from paceline.cli import (
+    chaos,
+    ckpt,
+    ctl,
+    demo,
+    doctor,
+    emit,
+    env,
+    keys,
+    kv,
+    lab,
+    lab_results,
+    plan,
+    run,
+    serve,
+    verify,
+)
 from paceline.errors import PacelineError
 
 
@@ -40,6 +56,7 @@ app.command("run", context_settings=OURS_FIRST)(run.run)
 app.command("serve", context_settings=OURS_FIRST)(serve.serve)
 app.command("demo", context_settings=SETTINGS)(demo.demo)
 app.add_typer(emit.app, name="emit", context_settings=SETTINGS)
+app.command("env", context_settings=SETTINGS)(env.env)
 app.add_typer(kv.app, name="kv", context_settings=SETTINGS)
 app.add_typer(keys.app, name="keys", context_settings=SETTINGS)
 app.add_typer(ctl.app, name="ctl", context_settings=SETTINGS)

@@ -1,4 +1,4 @@
-"""HOW is one task started by hand? `paceline serve`, with TF1's flags or TF_CONFIG, in any order, or --join RUN.
+"""HOW is one task started by hand? `paceline serve`, with TF1's flags, TF_CONFIG or a scheduler, or --join RUN.
 
 Called by cli/main. Must never start another process: this one becomes the task.
 """
@@ -67,7 +67,10 @@ def serve(
     folder = str(Path(script).parent) if script and not module else None
     assignment = discover(flags=True, argv=as_argv(ctx.params), script_dir=folder)
     if assignment is None:
-        raise UsageError("serve needs --job_name, --task_index, --ps_hosts and --worker_hosts, or TF_CONFIG.")
+        raise UsageError(
+            "serve needs --job_name, --task_index, --ps_hosts and --worker_hosts, or TF_CONFIG, or a scheduler that "
+            "starts several tasks at once; `paceline env` shows what was looked at."
+        )
     check_room(ctx.params, len(assignment.cluster.workers))
     if assignment.task.job == "ps":
         if script:

@@ -1,21 +1,22 @@
-"""WHICH task am I? The first of: launcher, cluster argument, flags, settings.py, TF_CONFIG.
+"""WHICH task am I? The first of: launcher, cluster argument, flags, settings.py, TF_CONFIG, a scheduler.
 
-Called by paceline.init and `paceline serve`; alone in reading os.environ and sys.argv for cluster facts.
-Must never change the environment, and must refuse with UsageError before anything is made.
+Called by paceline.init, `paceline serve` and `paceline env`; alone in reading os.environ and sys.argv for cluster
+facts. Must never change the environment, and must refuse with UsageError before anything is made.
 """
 
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster import flags as argv_flags
-from paceline.cluster import sources
+from paceline.cluster import schedulers, sources
 from paceline.cluster.pinning import VISIBLE
+from paceline.cluster.schedulers import Look
 from paceline.cluster.secret import secret_by_hand, secret_from_hex
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
@@ -24,7 +25,17 @@ from paceline.cluster.validate import check, check_ops
 from paceline.errors import UsageError
 from paceline.transport.security import Secret, keys_dir_of
 
-__all__ = ["CLIENT", "Assignment", "discover", "discover_as", "encode_for_child", "secret_by_hand", "visible_cards"]
+__all__ = [
+    "CLIENT",
+    "Assignment",
+    "Look",
+    "discover",
+    "discover_as",
+    "encode_for_child",
+    "look_everywhere",
+    "secret_by_hand",
+    "visible_cards",
+]
 
 TASK_VARIABLE = "PACELINE_TASK"
 SECRET_VARIABLE = "PACELINE_SECRET"
@@ -87,12 +98,45 @@ def discover(
         or _from_flags(flags, given)
         or _from_settings_py(Path(script_dir), given)
         or _from_tf_config(environ)
+        or _from_scheduler(environ, given)
     )
     if place is None:
         _refuse_lone_job_name(flags, given)
         return None
     spec, task, source = place
     return _by_hand(spec, task, source, given, environ, is_training)
+
+
+def look_everywhere(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None, script_dir: str | Path = "."
+) -> list[Look]:
+    """Ask every source that discover() would, in its order, also those behind the one that counts: the first with a
+    task. No secret is read or made.
+
+    >>> [look.source for look in look_everywhere([], {}, "/nowhere")][:4]
+    ['launcher', 'flags', 'settings.py', 'TF_CONFIG']
+    """
+    environ = os.environ if environ is None else environ
+    given = argv_flags.read(argv)
+    asked: dict[str, Callable[[], Look]] = {
+        "launcher": lambda: _look_at_launcher(environ),
+        "flags": lambda: _look_of("flags", _from_flags(True, given), "--ps_hosts and --worker_hosts are not given"),
+        "settings.py": lambda: _look_of(
+            "settings.py",
+            _from_settings_py(Path(script_dir), given),
+            "--job_name is not given" if "job_name" not in given else "none with ps_svrs lies beside the script",
+        ),
+        "TF_CONFIG": lambda: _look_of("TF_CONFIG", _from_tf_config(environ), "not set, or without a cluster"),
+    }
+    for source in schedulers.SCHEDULERS:
+        asked[source] = lambda source=source: schedulers.ask(source, environ)  # type: ignore[misc]
+    looks = []
+    for source, ask in asked.items():
+        try:
+            looks.append(ask())
+        except UsageError as error:
+            looks.append(Look(source, str(error), is_refused=True))
+    return looks
 
 
 def visible_cards(environ: Mapping[str, str] | None = None) -> str | None:
@@ -210,6 +254,29 @@ def _from_tf_config(environ: Mapping[str, str]) -> _Place | None:
         return None
     spec, task = found
     return spec, _task(spec, task.type, task.index), "TF_CONFIG"
+
+
+def _from_scheduler(environ: Mapping[str, str], given: Mapping[str, str]) -> _Place | None:
+    look = schedulers.look(environ)[-1]
+    if look.cluster is None or look.task is None:
+        return None
+    if (job := given.get("job_name")) in _KNOWN_JOBS and job != look.task.job:
+        raise UsageError(
+            f"--job_name is {job}, but by {look.source} this is {look.task} ({look.why}); leave it out, or give "
+            "--ps_hosts and --worker_hosts, too."
+        )
+    return look.cluster, _task(look.cluster, look.task.job, look.task.index), f"{look.source}: {look.why}"
+
+
+def _look_at_launcher(environ: Mapping[str, str]) -> Look:
+    if TASK_VARIABLE not in environ:
+        return Look("launcher", f"{TASK_VARIABLE} is not set")
+    assignment = _from_launcher(environ)
+    return Look("launcher", f"{TASK_VARIABLE} is set", assignment.cluster, assignment.task)
+
+
+def _look_of(source: str, place: _Place | None, if_not: str) -> Look:
+    return Look(source, if_not) if place is None else Look(source, "names the cluster and this task", *place[:2])
 
 
 def _refuse_lone_job_name(is_asked: bool, given: Mapping[str, str]) -> None:

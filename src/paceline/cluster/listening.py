@@ -1,4 +1,4 @@
-"""WHERE does a task listen? At its own address, or at every interface where that address is not this host's.
+"""WHERE does a task listen? At its own address, or at every interface where that is not this host's, or not known yet.
 
 Called by launchers/serving for a ps and by ingraph/server for a task that serves ops; `open_doors` is theirs. Must
 never listen where strangers can knock without a secret, unless that was asked for.
@@ -11,7 +11,7 @@ from paceline.cluster.discovery import Assignment
 from paceline.cluster.secret import check_address
 from paceline.errors import UsageError
 from paceline.params.arena import has_shared_memory
-from paceline.transport.base import split
+from paceline.transport.base import is_unknown_name, split
 from paceline.transport.security import keys_dir_of
 from paceline.transport.tls import check_keys
 
@@ -34,12 +34,12 @@ def listen(
         if error.errno == errno.EADDRINUSE:
             told = f"Port {port} of {task} ({address}) is in use{by_whom(port)}; end what listens there."
             raise UsageError(told) from error
-        if error.errno != errno.EADDRNOTAVAIL:
+        if error.errno != errno.EADDRNOTAVAIL and not is_unknown_name(error):
             raise UsageError(f"{task} cannot listen at {address}: {error.strerror or error}.") from error
         check_address(secret, EVERYWHERE, is_insecure)
         open_doors(
             f"{EVERYWHERE}:{port}", [name for name in lanes(lane) if name != "shm"]
-        )  # behind NAT or in a container; the secret counts as ever
+        )  # behind NAT, in a container, or in a pod before its name is known; the secret counts as ever
         say(f"{address} is no address of this host: listening at {EVERYWHERE}:{port}")
 
 

@@ -1,7 +1,8 @@
 """WHICH commands start this cluster in containers? `docker run`, a line a task, or a file for Docker Compose.
 
-Called by `paceline emit`. Pure: text out. Every container runs the command that one would type by hand, with the code,
-the results and the secret at the same paths as outside; so the very same commands also work without containers.
+Called by `paceline emit`; emit_kubernetes and emit_scripts take their commands from here. Pure: text out. Every
+container runs the command that one would type by hand, with the code, the results and the secret at the same paths as
+outside; so the very same commands also work without containers.
 Must never start anything, and must never write a secret into the text.
 """
 
@@ -32,6 +33,10 @@ class Shipment(msgspec.Struct, frozen=True, kw_only=True):
     results: str  # the run folder
     secret_file: str | None  # None: --insecure
     gpus: str = ""  # what the workers' containers see: all, device=0, …; none for a ps
+    cpus: int | None = None  # cores a task; None: the scheduler's own choice
+    name: str = "paceline"  # what the scheduler calls all of it
+    claim: str = ""  # of Kubernetes: the volume with code and results; "": the image has the code
+    secret_name: str = ""  # of Kubernetes: the Secret that holds what lies at secret_file
     is_one_host: bool = False  # all tasks on this machine: they share its network
 
 
@@ -74,13 +79,19 @@ def containers(shipment: Shipment) -> list[Container]:
 
 def command(shipment: Shipment, task: Task) -> list[str]:
     """What runs inside: `paceline serve` with TensorFlow's four flags, then ours, then the script, if it is no ps."""
-    settings, cluster, program = shipment.settings, shipment.cluster, shipment.program
-    words = ["paceline", "serve", f"--job_name={task.job}", f"--task_index={task.index}"]
-    words += [f"--{job}_hosts={','.join(cluster.job_tasks(job))}" for job in cluster.jobs]
-    words += given(settings, len(cluster.workers))
+    cluster = shipment.cluster
+    place = [f"--job_name={task.job}", f"--task_index={task.index}"]
+    place += [f"--{job}_hosts={','.join(cluster.job_tasks(job))}" for job in cluster.jobs]
+    return ["paceline", "serve", *place, *behaviour(shipment, task.job, shipment.secret_file)]
+
+
+def behaviour(shipment: Shipment, job: str, secret_file: str | None) -> list[str]:
+    """What `serve` is told beside the place of a task, which TF_CONFIG or a scheduler may know as well."""
+    program = shipment.program
+    words = given(shipment.settings, len(shipment.cluster.workers))
     words += [f"--run-dir={shipment.results}"]
-    words += [f"--secret-file={shipment.secret_file}"] if shipment.secret_file else []
-    if task.job == "ps":
+    words += [f"--secret-file={secret_file}"] if secret_file else []
+    if job == "ps":
         return words
     return [*words, *(["-m"] if program.is_module else []), program.script, *program.args]
 

@@ -176,6 +176,11 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_unknown_name(error: OSError) -> bool:
+    """Whether an address was not found because nobody knows its host's name, or not yet."""
+    return isinstance(error, socket.gaierror)
+
+
 def _timeval(seconds: float) -> bytes:
     whole = int(seconds)
     micros = int((seconds - whole) * 1e6)

@@ -39,7 +39,8 @@ def test_ssh_reaches_every_host_and_its_python_is_ours(hosts: Hosts) -> None:
 def test_a_cable_is_cut_and_mended(hosts: Hosts) -> None:
     first, second = hosts(2)
     second.cut()
-    assert first.start("python", "-c", REACH.format(second.address)).ends_with(0).lines == ["TimeoutError"]
+    (how,) = first.start("python", "-c", REACH.format(second.address)).ends_with(0).lines
+    assert how in ("TimeoutError", "OSError"), "nobody answers, nor refuses"
     second.mend()
     assert first.start("python", "-c", REACH.format(second.address)).ends_with(0).lines == ["reached"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.checkpoint import read
+from paceline.cluster import moved
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
@@ -183,6 +184,7 @@ def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
 def put_aside(paths: RunPaths) -> None:
     """What an earlier run in this folder has told is no news of this one; checkpoints and logs go on."""
     paths.summary.unlink(missing_ok=True)
+    moved.forget(paths.root)
     set_aside(paths.root)
     told = list(paths.telemetry_folder.glob("*.jsonl"))
     if told:

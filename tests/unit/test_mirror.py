@@ -1,4 +1,4 @@
-"""A run folder on another host comes back piece by piece: never torn lines, never half a checkpoint, nothing outside."""
+"""A run folder of another host comes back in pieces: no torn line, no half a checkpoint, nothing outside of it."""
 
 from pathlib import Path
 

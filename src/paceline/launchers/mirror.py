@@ -96,7 +96,7 @@ class Mirror:
             yield from self._written(path)
         while with_large and (coming := self._coming or self._next_large()) is not None:
             self._coming = coming
-            for piece in coming:  # which goes on at the next call, if this one ends here
+            while (piece := next(coming, None)) is not None:  # it goes on at the next call, if this one ends here
                 yield piece
             self._coming = None
 

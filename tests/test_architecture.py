@@ -54,6 +54,8 @@ PURE = [
     "cluster/membership.py",
     "cluster/chaos.py",
     "cluster/devices.py",
+    "cluster/hosts.py",
+    "cluster/toml_text.py",
     "cluster/pinning.py",
     "cluster/plain.py",
     "checkpoint/policy.py",

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.cli.lab import KNOWN
 from paceline.cli.main import main as cli
+from paceline.cluster.toml_text import line_of
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.lab import MATRICES, axes, scale, user_file, user_matrix
 from paceline.lab import peers as peers_matrix
@@ -18,7 +19,7 @@ from paceline.lab.kept import earlier
 from paceline.lab.result import provenance_of
 from paceline.lab.run import SOAK, Request, chosen, told_left_out
 from paceline.lab.scenario import Matrix
-from paceline.lab.user_file import line_of, parse
+from paceline.lab.user_file import parse
 from paceline.lab.whole_runs import command_of, seed_hint, too_long
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs

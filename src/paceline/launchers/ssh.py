@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,9 @@ OPTIONS = (
     "-oServerAliveCountMax=3",
 )
 NO_FOLDER, NO_PYTHON, SSH_FAILED = 97, 98, 255  # exit codes of the line that we send, and ssh's own
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +124,9 @@ def run_on_all(
 ) -> list[Answer]:
     """Run a line on every host at once, by the host's name; `inputs` go to stdin. Answers come in the hosts' order."""
     started: dict[str, subprocess.Popen[bytes]] = {}
-    answers: dict[str, Answer] = {}
     begun_s = time.monotonic()
 
-    def finish(host: Host) -> None:
+    def finish(host: Host) -> Answer:
         process = started[host.name]
         try:
             out, err = process.communicate((inputs or {}).get(host.name, b""), timeout=timeout_s)
@@ -132,23 +135,43 @@ def run_on_all(
             process.kill()
             out, err = process.communicate()
             code = None
-        answers[host.name] = Answer(
-            host=host, code=code, stdout=out, stderr=text_of(err), seconds=time.monotonic() - begun_s
-        )
+        seconds = time.monotonic() - begun_s
+        return Answer(host=host, code=code, stdout=out, stderr=text_of(err), seconds=seconds)
 
     try:
         for host in hosts:
             started[host.name] = start(host, lines[host.name])
-        threads = [threading.Thread(target=finish, args=(host,), daemon=True) for host in hosts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        return at_once(finish, hosts)
     finally:
         for process in started.values():
             if process.poll() is None:
                 process.kill()
-    return [answers[host.name] for host in hosts]
+                process.wait()
+
+
+def at_once(call: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Call with every item at the same time; results in their order, and the first error that was raised, if any.
+
+    >>> at_once(lambda number: number + 1, [1, 2])
+    [2, 3]
+    """
+    results: dict[int, B] = {}
+    errors: list[BaseException] = []
+
+    def one(number: int, item: A) -> None:
+        try:
+            results[number] = call(item)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=each, daemon=True) for each in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
 
 
 def addresses(hosts: Sequence[Host], timeout_s: float = 5.0) -> dict[str, str]:
@@ -198,7 +221,7 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     >>> told(Host(name="b", target="me@b"), 255, "me@b: Permission denied (publickey).")[:57]
     'b takes none of your keys (Permission denied (publickey))'
     >>> told(Host(name="b", target="b"), 255, "ssh: Could not resolve hostname b: Name or service not known")
-    "b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config."
+    'b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config.'
     """
     name, said = host.name, last_line(stderr)
     if code is None:

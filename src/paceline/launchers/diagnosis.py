@@ -85,6 +85,21 @@ def of_machine(machine: Machine, where: str) -> list[Problem]:
     return found
 
 
+def of_loopback(where: str, link: Link | str, num_free: int, num_asked: int) -> list[Problem]:
+    """What is wrong with the way from a machine to itself.
+
+    >>> of_loopback("a", "connection refused", 16, 16)[0].sentence
+    'a cannot reach itself at 127.0.0.1 (connection refused); look whether its interface lo is up (ip link).'
+    """
+    found = []
+    if isinstance(link, str):
+        said = f"{where} cannot reach itself at 127.0.0.1 ({link}); look whether its interface lo is up (ip link)."
+        found.append(_fatal(where, said))
+    if num_free < num_asked:
+        found.append(_fatal(where, f"{where} has no {num_asked} free ports; end what listens there (ss -ltn)."))
+    return found
+
+
 def of_host(seen: Seen, here: Machine, pip: str) -> list[Problem]:
     """What is wrong with a host, compared with this machine and with what was asked of it; `pip` installs ours."""
     name, there, host = seen.host.name, seen.machine, seen.host

@@ -118,6 +118,16 @@ def measure(host: str, port: int, token: bytes, seconds: float = 0.3) -> Link:
     )
 
 
+def loopback(seconds: float = 0.3) -> Link:
+    """The way from this machine to itself."""
+    token = bytes(TOKEN_BYTES)
+    sink = Sink(token)
+    try:
+        return measure("127.0.0.1", sink.port, token, seconds)
+    finally:
+        sink.close()
+
+
 def own_address(host: str) -> str:
     """The address of this machine from which it reaches another; nothing is sent."""
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.launchers.kernel import is_clock_set
 from paceline.version import VERSION
 
 MB = 1e6
@@ -51,6 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     free_memory_mb: float = 0.0
     shm_mb: float | None = None
     descriptors: int | None = None  # as far as a process may raise them
+    is_clock_set: bool | None = None  # by ntp, or by the host of a virtual machine
     driver: str = ""
     gpus: tuple[Gpu, ...] = ()
 
@@ -76,6 +78,7 @@ def look() -> Machine:
         free_memory_mb=min(memory.available, limit or memory.available) / MB,
         shm_mb=shm_mb(),
         descriptors=descriptors(),
+        is_clock_set=is_clock_set(),
         driver=driver,
         gpus=gpus,
     )

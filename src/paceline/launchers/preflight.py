@@ -10,6 +10,7 @@ host, nor let one host that does not answer hide what is wrong with the others.
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -137,9 +138,9 @@ def _with_addresses(talks: Mapping[str, Talk], seen: dict[str, Seen]) -> dict[st
     found = dict(seen)
     for name, each in seen.items():
         if is_loopback(each.address) and not each.host.address:
-            told = talks[name].ask(AskAddress(outside[0]), CLOCK_S)
-            if told.address:
-                found[name] = msgspec.structs.replace(each, address=told.address)
+            with suppress(ClusterError):  # then its own address stays, and the others say that they do not reach it
+                told = talks[name].ask(AskAddress(outside[0]), CLOCK_S)
+                found[name] = msgspec.structs.replace(each, address=told.address or each.address)
     return found
 
 

@@ -6,6 +6,7 @@ A host that is this machine (localhost) takes the same command without ssh.
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -232,8 +233,9 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
         return f'{name} has no python at {_wanted(host)}; say where it is: python = "/path" in a cluster.toml.'
     if code == SSH_FAILED and not host.is_here:
         return _ssh_failed(host, stderr)
-    if "No module named" in stderr and "paceline" in said:
-        return f"{name} has no paceline in {_wanted(host)}; install it there: {pip_line(host)}."
+    if module := missing_module(stderr):
+        lacks = "no paceline" if module == "paceline" else f"no package {module}, which paceline needs,"
+        return f"{name} has {lacks} in {_wanted(host)}; install it there: {pip_line(host)}."
     return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}"
 
 
@@ -264,6 +266,16 @@ def _ssh_failed(host: Host, stderr: str) -> str:
         if sign in stderr:
             return sentence
     return f"ssh to {name} failed: {said or 'it said nothing'}; try `{by}`."
+
+
+def missing_module(stderr: str) -> str:
+    """The module that Python did not find; "" where that was not the matter.
+
+    >>> missing_module("/usr/bin/python3: No module named paceline.launchers.probe")
+    'paceline.launchers.probe'
+    """
+    found = re.search(r"No module named '?([\w.]+)", stderr)
+    return found[1] if found else ""
 
 
 def by_hand(host: Host) -> str:

@@ -72,7 +72,7 @@ class Talk:
         except subprocess.TimeoutExpired:
             code = None
         text = ssh.text_of(b"".join(self._errors))
-        if code and "No module named" in text and "paceline.launchers" in text:
+        if code and ssh.missing_module(text).startswith("paceline."):
             return _older(self.host)
         return ssh.told(self.host, code, text, time.monotonic() - self._begun_s)
 

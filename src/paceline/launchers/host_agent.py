@@ -303,4 +303,4 @@ def check_version(hello: Hello) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # a thread that still reads stdin would abort a plain end

@@ -3,8 +3,8 @@
 Called by launchers/host_agent and launchers/ray_tasks, which send pieces in order, and on the driver by who hears them.
 Must never make a checkpoint look complete before it is, and never write outside of the run folder.
 
-- logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines, because the launcher
-  adds lines of its own. So several hosts may tell of one task, one after the other.
+- logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines,
+  because the launcher adds lines of its own. So several hosts may tell of one task, one after the other.
 - a ledger is a mapped file, longer than what was written, and a ps that was started again goes back in it: whole
   records, at their place; what was sent and has changed since is sent again.
 - a checkpoint is carried when it is complete, the newest first, MANIFEST.json last: then it gets its name.

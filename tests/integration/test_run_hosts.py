@@ -148,12 +148,13 @@ def test_a_host_that_is_lost_takes_its_worker_and_the_others_go_on(
     cluster: Cluster, processes: Processes, gate: Gate
 ) -> None:
     processes.leave_unverified("the end of its worker's ledger was lost with the host")
-    run = cluster.run("train.py", "--epochs", "1", "--gate", f"1:3:{gate.path}")
-    arrival = gate.arrival()
+    run = cluster.run("train.py", "--epochs", "1", "--gate", f"0:3:{gate.path}", "--gate", f"1:3:{gate.path}")
+    held = gate.arrivals(2)
     cluster.lose("server2")
+    run.wait_for("no other host has room for it")
+    held["worker:0"].release()
     run.ends_with(3)
-    arrival.release()
-    assert "worker:1 was lost with its host" in run.text and "no other host has room for it" in run.text
+    assert "worker:1 was lost with its host" in run.text and "server2 is lost: the connection to it" in run.text
     assert cluster.summary["lost"] == ["worker:1"]
     assert cluster.summary["workers"][0]["steps"] == 20  # type: ignore[index]
 

@@ -8,12 +8,13 @@ import pytest
 
 from paceline.cli.lab import KNOWN
 from paceline.cli.main import main as cli
+from paceline.cluster.toml_text import line_of
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.lab import MATRICES, axes
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
 from paceline.lab.matrices import peers as peers_matrix
 from paceline.lab.matrices import scale, user_file, user_matrix
-from paceline.lab.matrices.user_file import line_of, parse
+from paceline.lab.matrices.user_file import parse
 from paceline.lab.measuring.whole_runs import command_of, seed_hint, too_long
 from paceline.lab.results.kept import earlier
 from paceline.lab.results.result import provenance_of

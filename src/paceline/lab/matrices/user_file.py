@@ -5,7 +5,6 @@ that names the file, the line and the key.
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spelling import hint
+from paceline.cluster.toml_text import line_of, table_of
 from paceline.errors import UsageError
 
 Value = str | int | float | bool
@@ -102,10 +102,7 @@ class _Reader:
         return f"{self._where}, line {line_of(self._text, *path)}"
 
     def read(self) -> UserFile:
-        try:
-            given = tomllib.loads(self._text)
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(self._syntax(str(error))) from None
+        given = table_of(self._text, self._where)
         self._known((), given, KEYS)
         if "script" not in given:
             raise UsageError(f"{self._where} has no key 'script'; say which script to run: script = \"train.py\".")
@@ -136,15 +133,6 @@ class _Reader:
         if found.compare not in COMPARED:
             raise self.wrong(("compare",), f"compare is {found.compare!r}; {hint(found.compare, COMPARED)}")
         return self._with_beside(found, self._table(given, "beside")) if "beside" in given else found
-
-    def _syntax(self, told: str) -> str:
-        found = re.search(r"^(.*) \(at line (\d+), column \d+\)$", told)
-        if found is None:  # at the end of the document
-            return f"{self._where}, line {len(self._text.splitlines())}: this is no TOML: {told}."
-        number = int(found[2])
-        lines = self._text.splitlines()
-        stands = lines[number - 1].strip() if number <= len(lines) else ""
-        return f"{self._where}, line {number}: {stands!r} is no TOML: {found[1]}."
 
     def _known(self, path: tuple[str, ...], given: Iterable[str], valid: Sequence[str]) -> None:
         for key in given:
@@ -302,26 +290,3 @@ def axis_hint(name: str, valid: Iterable[str]) -> str:
 def _own_value(known: Sequence[Value], text: str) -> Value:
     """The value of the file that is written so, else the text itself."""
     return next((value for value in known if str(value).lower() == text.lower()), text)
-
-
-def line_of(text: str, *path: str) -> int:
-    """Where a key stands; where the table that has it begins, if the key itself is not found.
-
-    >>> line_of('script = "a"\\n[axes]\\nmode = ["sync"]', "axes", "mode")
-    3
-    """
-    table: tuple[str, ...] = ()
-    best, depth = 1, -1
-    for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[+([^\]]+)\]", line)
-        if header:
-            table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
-            here = table
-        else:
-            key = re.match(r"\s*([\w.\"'-]+)\s*=", line)
-            if key is None:
-                continue
-            here = (*table, *(part.strip("\"'") for part in key[1].split(".")))
-        if here == path[: len(here)] and len(here) > depth:
-            best, depth = number, len(here)
-    return best

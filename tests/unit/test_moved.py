@@ -125,3 +125,20 @@ def test_an_empty_ps_does_not_make_a_worker_forget_its_lineage() -> None:
     link.channel = Answers(joined(lineage=0, version=0, is_initialised=False))  # type: ignore[assignment]
     link.join(None)  # type: ignore[arg-type]
     assert link.lineage == 1
+
+
+def test_memory_of_a_shard_that_went_back_is_not_read_as_if_it_had_not() -> None:
+    """All shards go back with one that moved, and a worker that maps their memory sees it before it hears of it."""
+    link = link_to(joined(lineage=0, version=20))
+    memory = memoryview(bytearray(HEADER_BYTES + 4))
+    link._sequence, link._parameters = memory[:8].cast("Q"), memory[HEADER_BYTES:]
+    link._sequence[0] = 2 * 15
+    told = []
+
+    def on_lost(lost: Link, error: ConnectionLost) -> None:
+        told.append(str(error))
+        lost.version = 15  # as it has joined again
+
+    link.on_lost = on_lost
+    link.read(1)
+    assert told == ["ps:0 went back from version 20 to 15"] and link.version == 15

@@ -29,6 +29,7 @@ from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
 from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
 from paceline.launchers.restart import LOST
+from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
 READY_S = 30.0
@@ -203,6 +204,9 @@ class Far:
             self._bring(chief, made)
 
     def _tell_lost(self, far: FarHost) -> None:
-        """Once, in the telemetry of a task that is lost with it: the view shows it."""
-        for task in far.tasks[:1]:
+        """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
+        tasks = far.tasks
+        for task in tasks[:1]:
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
+        for task in tasks if far.ready is not None and not far.ready.is_shared else []:
+            note_cut(self._run.paths.ledger(task))

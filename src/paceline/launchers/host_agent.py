@@ -33,7 +33,7 @@ from paceline.launchers import agent_frames as f
 from paceline.launchers import gpus, here, machine, ports
 from paceline.launchers.agent_frames import Heard, Hello, Told
 from paceline.launchers.children import Exited
-from paceline.launchers.entry import check_program
+from paceline.launchers.entry import THREADS, check_program
 from paceline.launchers.folders import put_aside
 from paceline.launchers.mirror import Mirror, keep
 from paceline.telemetry.paths import RunPaths
@@ -139,7 +139,8 @@ class Agent:
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
         self._cores = machine.cores()
-        self._threads = hello.threads or str(max(1, self._cores // max(1, hello.num_workers)))
+        share = str(max(1, self._cores // max(1, hello.num_workers)))
+        self._threads = hello.threads or os.environ.get(THREADS) or share
         environ = environ_of(hello, self._threads)
         self._cards = gpus.cards(environ)
         self._here = here.Here(environ, hello.program, hello.settings, hello.ps)

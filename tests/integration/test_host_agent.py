@@ -30,7 +30,8 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        environ = {**os.environ, "PACELINE_NURSERY": "0"}
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environ["PACELINE_NURSERY"] = "0"
         command = [sys.executable, "-P", "-m", "paceline.launchers.host_agent"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=folder, env=environ)
@@ -153,6 +154,12 @@ def test_the_end_of_stdin_is_the_end_of_all(agent: Agent) -> None:
     agent.stdin.close()
     assert agent.process.wait(WITHIN_S) == 0 and gone(task)
     assert (agent.folder / "runs" / "r" / "logs").exists(), "nobody has it, so it stays"
+
+
+def test_an_agent_that_started_nothing_leaves_nothing(agent: Agent) -> None:
+    agent.begin(STAYS)
+    agent.stdin.close()
+    assert agent.process.wait(WITHIN_S) == 0 and not (agent.folder / "runs").exists()
 
 
 def test_silence_is_the_end_of_all(agent: Agent) -> None:

@@ -20,7 +20,7 @@ from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ClusterError
 from paceline.launchers import agent_frames as f
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.children import Children
@@ -29,11 +29,13 @@ from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
 from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
 from paceline.launchers.restart import LOST
+from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
 READY_S = 30.0
 BEAT_S = 1.0
 LOST_LEASES, LEAST_LOST_S = 3, 10.0
+STUCK_S = 60.0  # at the end: how long a host may live without sending anything of the run folder
 
 
 def lost_s(settings: Settings) -> float:
@@ -60,13 +62,16 @@ class Far:
         self._is_over = threading.Event()
 
     def open(self, hosts: list[Host], hellos: Mapping[str, Hello]) -> dict[str, Ready]:
-        """Start all agents at once, and wait for them; ClusterError, with nothing left running, when one fails."""
+        """Start all agents at once, and wait for them; ClusterError, with nothing left running, when some fail."""
         deadline_s = time.monotonic() + READY_S
         try:
             for host in hosts:
                 far = self._hosts[host.name] = FarHost(host, self._keep, self._tell_lost)
                 far.say(hellos[host.name])
-            ready = {name: far.wait_until_ready(deadline_s) for name, far in self._hosts.items()}
+            answers = {name: far.wait_until_ready(deadline_s) for name, far in self._hosts.items()}
+            ready = {name: answer for name, answer in answers.items() if answer is not None}
+            if len(ready) < len(answers):
+                raise ClusterError(" ".join(far.why for far in self._hosts.values() if far.ready is None))
         except BaseException:
             self._close_all()
             raise
@@ -105,8 +110,13 @@ class Far:
             far.say(f.End())
         try:
             for far in self._hosts.values():
-                while not far.wait_until_over(BEAT_S):  # _watch sees to it that this comes
-                    pass
+                began_s = time.monotonic()
+                while not far.wait_until_over(BEAT_S):  # a silent one is lost, and then over, too
+                    if time.monotonic() - max(began_s, far.news_s) > STUCK_S:
+                        print(
+                            f"paceline: {far.host.name} does not end; what it has not sent yet stays there.", flush=True
+                        )
+                        break
         except KeyboardInterrupt:
             print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
         self._close_all()
@@ -181,11 +191,12 @@ class Far:
 
     def _bring(self, far: FarHost, checkpoint: Path) -> str:
         """A checkpoint to a host that may lack it; its name there."""
-        name = folder_name(read.examine(checkpoint).global_step)
-        if name not in far.has:
-            far.has.add(name)
-            far.put(whole(checkpoint, f"{CHECKPOINTS}/{name}"))
-        return f"{CHECKPOINTS}/{name}"
+        found = read.examine(checkpoint)
+        name = f"{CHECKPOINTS}/{folder_name(found.global_step)}"
+        if found.manifest is not None and found.manifest.sha256 not in far.has:
+            far.has.add(found.manifest.sha256)
+            far.put(whole(checkpoint, name))
+        return name
 
     def _keep(self, far: FarHost, piece: Piece) -> None:
         """What a host sends lies in the run folder here; a checkpoint is brought to the chief, if another wrote it."""
@@ -193,7 +204,8 @@ class Far:
             made = keep(self._run.paths.root, piece)
             if made is None:
                 return
-            far.has.add(made.name)
+            manifest = read.examine(made).manifest
+            far.has.update([manifest.sha256] if manifest is not None else [])
             try:
                 retain(made.parent, self._run.settings.keep)
             except CheckpointError as error:
@@ -203,6 +215,9 @@ class Far:
             self._bring(chief, made)
 
     def _tell_lost(self, far: FarHost) -> None:
-        """Once, in the telemetry of a task that is lost with it: the view shows it."""
-        for task in far.tasks[:1]:
+        """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
+        tasks = far.tasks
+        for task in tasks[:1]:
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
+        for task in tasks if far.ready is not None and not far.ready.is_shared else []:
+            note_cut(self._run.paths.ledger(task))

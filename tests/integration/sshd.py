@@ -53,11 +53,11 @@ class Servers:
         (folder / "ssh_config").write_text("")
         (folder / "known_hosts").write_text("")
 
-    def start(self, *names: str, python_path: Path | None = None) -> None:
-        """A server that is all of these hosts; with `python_path`, Python finds other packages there."""
+    def start(self, *names: str, **environ: object) -> None:
+        """A server that is all of these hosts; whoever comes finds these variables there."""
         address = self._ports.addresses(1)[0]
         self.alias(*names, port=int(address.rpartition(":")[2]))
-        more = f"SetEnv PYTHONPATH={python_path}" if python_path else ""
+        more = "SetEnv " + " ".join(f'"{name}={value}"' for name, value in environ.items()) if environ else ""
         path = self.folder / f"sshd_config_{names[0]}"
         path.write_text(CONFIG.format(address=address, folder=self.folder, more=more))
         if os.geteuid() == 0:

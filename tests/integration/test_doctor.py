@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from paceline.lab.hosts import hosts, lacking
-from paceline.lab.processes import output_of
 from processes import Gate, Processes
 from sshd import Servers, need_sshd
 
+from paceline.lab.measuring.hosts import hosts, lacking
+from paceline.lab.measuring.processes import output_of
 from paceline.launchers.diagnosis import Seen
 from paceline.launchers.links import LONGEST_S, Link, Sink, bound, loopback, measure
 from paceline.launchers.machine import Machine

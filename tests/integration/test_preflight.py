@@ -180,7 +180,7 @@ def test_another_version_says_which(servers: Servers, tmp_path: Path) -> None:
     (old / "__init__.py").write_text("")
     (old / "version.py").write_text(f'VERSION = "{OLD}"\n')
     servers.start("server1")
-    servers.start("server2", python_path=old.parent)
+    servers.start("server2", PYTHONPATH=old.parent)
     said = refusal(host("server1"), host("server2"))
     assert said.startswith(f"server2 has paceline {OLD}, here is {VERSION}; install the same: `ssh ")
     assert "server1" not in said
@@ -194,7 +194,7 @@ def test_another_version_with_a_probe_of_its_own(servers: Servers, tmp_path: Pat
     old = tmp_path / "old" / "paceline"
     shutil.copytree(Path(paceline.__file__).parent, old, ignore=shutil.ignore_patterns("__pycache__", "*.gz"))
     (old / "version.py").write_text(f'VERSION = "{OLD}"\n')
-    servers.start("server2", python_path=old.parent)
+    servers.start("server2", PYTHONPATH=old.parent)
     assert refusal(host("server2")).startswith(f"server2 has paceline {OLD}, here is {VERSION}")
     (old / "version.py").write_text(f'"""Edited."""\nVERSION = "{VERSION}"\n')
     [problem] = preflight.look([host("server2")]).problems

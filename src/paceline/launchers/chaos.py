@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Protocol
 
 import psutil
@@ -31,7 +31,7 @@ class Tasks(Protocol):
 
     def running(self, job: str | None = None) -> list[Task]: ...
 
-    def pid(self, task: Task) -> int | None: ...
+    def status(self, task: Task) -> str | None: ...
 
     def signal(self, task: Task, number: signal.Signals) -> bool: ...
 
@@ -79,7 +79,8 @@ class Chaos:
         victim = chaos.victim(fault, nth, self._tasks, self._seed)
         if victim not in self._children.running() or not self._children.running("worker") or victim in self._wake_s:
             return False
-        if self._status(victim) in (None, psutil.STATUS_ZOMBIE):  # it has ended, and the launcher has yet to hear of it
+        has_ended = self._children.status(victim) in (None, psutil.STATUS_ZOMBIE)
+        if has_ended:  # and the launcher has yet to hear of it
             return False
         FaultLog(self._paths, victim).write(fault)
         if fault.kind == "stop":
@@ -96,15 +97,8 @@ class Chaos:
         for fault in self._stops:
             for task in chaos.candidates(fault, self._children.running()):
                 is_due = fault.at_step is not None and task not in self._wake_s
-                if is_due and self._status(task) == psutil.STATUS_STOPPED:
+                if is_due and self._children.status(task) == psutil.STATUS_STOPPED:
                     self._wake_s[task] = now_s + fault.lasts_s
-
-    def _status(self, task: Task) -> str | None:
-        """What the system says of its process; None: there is none."""
-        pid = self._children.pid(task)
-        with suppress(psutil.Error):
-            return psutil.Process(pid).status() if pid is not None else None
-        return None
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from signal import SIGKILL, Signals
@@ -42,7 +41,7 @@ Event = Exited | Interrupted
 
 
 class Process(Protocol):
-    """A process that is our child."""
+    """A process that is our child, or one of another host."""
 
     pid: int
 
@@ -52,6 +51,15 @@ class Process(Protocol):
     def reap(self) -> None:
         """Nobody will ask for it again."""
 
+    def signal(self, number: Signals) -> None:
+        """Send it a signal, as anybody might."""
+
+    def signal_all(self, number: Signals) -> None:
+        """The same to it and all that it has started."""
+
+    def status(self) -> str | None:
+        """What its system says of it, in psutil's words; None: there is none."""
+
 
 class Executed:
     """A process that was started by exec; one that `takes_along` all of its group leaves nobody behind."""
@@ -60,14 +68,24 @@ class Executed:
         self.pid = popen.pid
         self._popen = popen
         self._takes_along = takes_along
+        self._like_forked = Forked(popen.pid)
 
     def wait(self) -> int:
-        return Forked(self.pid).wait() if hasattr(os, "waitid") else self._popen.wait()
+        return self._like_forked.wait() if hasattr(os, "waitid") else self._popen.wait()
 
     def reap(self) -> None:
         if self._takes_along:
-            _kill_group(self.pid)  # while the pid is still its own
+            self.signal_all(SIGKILL)  # while the pid is still its own
         self._popen.wait()
+
+    def signal(self, number: Signals) -> None:
+        self._like_forked.signal(number)
+
+    def signal_all(self, number: Signals) -> None:
+        self._like_forked.signal_all(number)
+
+    def status(self) -> str | None:
+        return self._like_forked.status()
 
 
 class Children:
@@ -99,11 +117,15 @@ class Children:
         process = self._begin(task, program, environ, log, named or {})
         if process is None:
             return None
+        self.add(task, process)
+        return process.pid
+
+    def add(self, task: Task, process: Process) -> None:
+        """From now on this process is the task."""
         with self._lock:
             self.codes.pop(task, None)
             self._running[task] = process
         threading.Thread(target=self._wait, args=(task, process), daemon=True, name=f"wait-{task}").start()
-        return process.pid
 
     def _begin(
         self,
@@ -189,8 +211,7 @@ class Children:
         with self._lock:
             if task not in self._running:
                 return False
-            with suppress(ProcessLookupError):
-                os.kill(self._running[task].pid, number)
+            self._running[task].signal(number)
             return True
 
     def signal_all(self, task: Task, number: Signals) -> bool:
@@ -198,9 +219,14 @@ class Children:
         with self._lock:
             if task not in self._running:
                 return False
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._running[task].pid, number)
+            self._running[task].signal_all(number)
             return True
+
+    def status(self, task: Task) -> str | None:
+        """What the system says of a task's process; None: it does not run."""
+        with self._lock:
+            process = self._running.get(task)
+        return process.status() if process is not None else None
 
     def send(self, tasks: list[Task], number: Signals) -> None:
         """Ask tasks to end."""
@@ -213,7 +239,7 @@ class Children:
         with self._lock:
             self.asked.update(self._running)
             for process in self._running.values():
-                _kill_group(process.pid)
+                process.signal_all(SIGKILL)
 
     def wait_until_gone(self, job: str | None, seconds: float) -> bool:
         """Wait until no task of that kind runs; False when time ran out or the user insists."""
@@ -223,11 +249,6 @@ class Children:
             if left <= 0 or isinstance(self.next_event(left), Interrupted):
                 return not self.running(job)
         return True
-
-
-def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, SIGKILL)
 
 
 def plain_command(program: Program) -> list[str]:

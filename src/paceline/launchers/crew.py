@@ -5,7 +5,6 @@ Called by launchers/supervisor. launchers/restart decides whether, launchers/chi
 
 import os
 import re
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,17 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.cluster.discovery import Assignment, encode_for_child
+from paceline.cluster.discovery import Assignment
 from paceline.cluster.membership import first_incarnation
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_OK
-from paceline.launchers import closing, gpus, keeper
-from paceline.launchers.children import Children
-from paceline.launchers.entry import TENSORFLOW_THREADS, Program
-from paceline.launchers.frameworks import compiles
+from paceline.launchers import closing, here
+from paceline.launchers.entry import Program
+from paceline.launchers.here import Here, Start, Starter
 from paceline.launchers.notice import tell_lost
-from paceline.launchers.nursery import NoNursery, Nursery
 from paceline.launchers.restart import Again, Ended, Over, decide, will_repeat
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER
@@ -31,7 +28,6 @@ from paceline.telemetry.sink import append
 
 STEPPED = re.compile(rb"training step \d+ done")
 LOOK_BYTES = 1 << 20
-PATIENT = {"GOMP_SPINCOUNT": "1000"}  # threads that spin for long take the cores from other tasks' threads
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +48,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def environ(self) -> dict[str, str]:
         """What every task has in its environment, apart from its own assignment."""
-        as_many = dict.fromkeys(TENSORFLOW_THREADS, self.threads)
-        patient = {} if "OMP_WAIT_POLICY" in os.environ else PATIENT
-        return {**as_many, **patient, **os.environ, "OMP_NUM_THREADS": self.threads, "PYTHONUNBUFFERED": "1"}
+        return here.environ(os.environ, self.threads)
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -68,16 +62,16 @@ class Begun(msgspec.Struct, frozen=True):
 class Crew:
     """All tasks that the launcher starts, over all their starts. `restarts` counts those who are on their way too."""
 
-    def __init__(self, run: Run) -> None:
-        self.nursery = open_nursery(run)
-        self.children = Children(self.nursery)
+    def __init__(self, run: Run, starter: Starter | None = None) -> None:
+        """`starter`: on other hosts, too; None: on this one."""
+        self._starter = starter or Here(run.environ, run.program, run.settings, run.cluster.ps)
+        self.children = self._starter.children
         self.restarts: dict[Task, int] = {}
         self._run = run
         self._ends: dict[Task, list[Ended]] = {}
         self._begun: dict[Task, Begun] = {}
         self._due_s: dict[Task, float] = {}
-        is_kept = run.settings.max_restarts > 0 and sys.platform == "linux"
-        self._keepers = {task: keeper.Keeper(str(task)) for task in run.cluster.ps} if is_kept else {}
+        self._over: set[Task] = set()  # workers that will not be started again
 
     def start_all(self) -> None:
         """The ps first, then the workers; any order would do."""
@@ -91,15 +85,11 @@ class Crew:
         secret = run.paths.read_secret()
         assignment = Assignment(run.cluster, task, self.incarnation(task), run.settings, secret, "launcher")
         program = None if task.job == "ps" else run.program
-        environ = {**run.environ, **gpus.environ_of(task, run.settings), **encode_for_child(assignment)}
-        keeper_of = self._keepers.get(task)
-        had_memory = keeper_of is not None and bool(keeper_of.names)
-        self._begun[task] = Begun(time.monotonic(), size_bytes(log), had_memory)
-        if keeper_of is None:
-            self.children.start(task, program, environ, log)
-            return
-        with keeper_of.connect() as side:
-            self.children.start(task, program, environ, log, {keeper.VARIABLE: side.fileno()})
+        self._begun[task] = Begun(time.monotonic(), size_bytes(log), self._starter.has_memory(task))
+        self._starter.start(Start(assignment, program, log))
+        if task.job == "ps" and task in self._ends and not self._begun[task].had_memory:
+            for worker in [each for each in run.started if each in self._over]:  # it waits for all, and they are done
+                self._tell_lost(worker)
 
     def ended(self, task: Task, code: int) -> Again | Over:
         """Note how a task ended, and see to what follows: it is started again, or the ps hear that it will not be."""
@@ -113,9 +103,12 @@ class Crew:
         )
         self._ends.setdefault(task, []).append(end)
         decision = decide(self._ends[task], self._run.settings.max_restarts)
+        if isinstance(decision, Again) and (why := self._starter.refusal(task)):
+            decision = Over(why)
         if isinstance(decision, Again):
             self._await(task, code, decision)
         elif task.job != "ps":  # no news for a ps with which it has closed
+            self._over.add(task)
             self._tell_lost(task)
             append(self._run.paths.telemetry(task), OVER, task=str(task))  # for those who only serve it
         return decision
@@ -124,8 +117,8 @@ class Crew:
         self.children.codes.pop(task, None)  # it has not ended for good
         self.restarts[task] = self.restarts.get(task, 0) + 1
         self._due_s[task] = time.monotonic() + again.after_s
-        if again.is_empty and task in self._keepers:
-            self._keepers[task].forget()
+        if again.is_empty:
+            self._starter.forget(task)
         told = {"number": self.restarts[task], "code": code, "after_s": again.after_s, "is_empty": again.is_empty}
         append(self._run.paths.telemetry(task), "restart", task=str(task), **told)
 
@@ -133,7 +126,8 @@ class Crew:
         run = self._run
         last = first_incarnation(len(self._ends[task]))
         args = (run.cluster, run.paths.read_secret(), task, last)
-        threading.Thread(target=tell_lost, args=args, daemon=True, name=f"lost-{task}").start()
+        where = {"run_dir": run.paths.root}
+        threading.Thread(target=tell_lost, args=args, kwargs=where, daemon=True, name=f"lost-{task}").start()
 
     def incarnation(self, task: Task) -> int:
         """Of the next start."""
@@ -167,23 +161,7 @@ class Crew:
 
     def close(self) -> None:
         """The run is over, and all processes have ended."""
-        for each in self._keepers.values():
-            each.close()
-        if self.nursery is not None:
-            self.nursery.close()
-
-
-def open_nursery(run: Run) -> Nursery | None:
-    """One that loads what tasks need, or None where there can be none."""
-    try:
-        return Nursery(run.environ, compiles=will_compile(run.program, run.settings))
-    except (NoNursery, OSError):
-        return None
-
-
-def will_compile(program: Program, settings: Settings) -> bool:
-    """Whether workers will import torch's compiler: torch's own optimizer.step() does, and a script that compiles."""
-    return settings.mode == "local" or compiles(program)
+        self._starter.close()
 
 
 def size_bytes(path: Path) -> int:

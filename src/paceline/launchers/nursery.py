@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from signal import Signals
 
 import msgspec
+import psutil
 
 from paceline.errors import EXIT_TRAINING
 from paceline.launchers.forking import COMPILER, Birth
@@ -52,6 +54,22 @@ class Forked:
         """Let the kernel forget it."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+
+    def signal(self, number: Signals) -> None:
+        """To the process itself."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def signal_all(self, number: Signals) -> None:
+        """To its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def status(self) -> str | None:
+        """In psutil's words; None: there is none."""
+        with suppress(psutil.Error):
+            return str(psutil.Process(self.pid).status())
+        return None
 
 
 class Nursery:

@@ -224,7 +224,7 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     if code is None:
         return f"{name} did not answer within {seconds:.0f} s; look with `{by_hand(host)}` what it waits for."
     if code == NO_FOLDER:
-        return f"{name} has no folder {host.folder!r}; make it there, or change `folder` in the cluster file."
+        return f"{name} has no folder {host.folder!r}; make it there, or copy the script's with `run --sync-code`."
     if code == NO_PYTHON:
         return f'{name} has no python at {python_of(host)}; say where it is: python = "/path" in a cluster.toml.'
     if code == SSH_FAILED and not host.is_here:

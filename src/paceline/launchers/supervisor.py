@@ -23,9 +23,10 @@ from paceline.launchers import chaos, closing
 from paceline.launchers.children import Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
+from paceline.launchers.here import Starter
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import RELEASE, save_soon
-from paceline.launchers.restart import Over
+from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
@@ -55,10 +56,10 @@ class End(Enum):
     OUR_FAULT = "the launcher failed"
 
 
-def supervise(run: Run, patience: Patience) -> int:
-    """From the first process to the summary; the exit code comes back."""
+def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> int:
+    """From the first process to the summary; the exit code comes back. `starter`: see Crew."""
     began = time.monotonic()
-    crew = Crew(run)
+    crew = Crew(run, starter)
     children = crew.children
     failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers))
     end = End.OUR_FAULT
@@ -111,7 +112,7 @@ def save_first(run: Run, children: Children, view: View) -> None:
         return
     before = set(run.paths.checkpoints.glob(STEP_FOLDERS))
     ticks = Ticks(run.cluster, run.paths)
-    if not save_soon(run.cluster, run.paths.read_secret()):
+    if not save_soon(run.cluster, run.paths.read_secret(), run.paths.root):
         return
     began_s = moved_s = time.monotonic()
     version = -1
@@ -189,6 +190,7 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
     if any(task.job == "ps" for task in failures):
         return EXIT_CLUSTER, error
     first = next(iter(failures.values()))  # what follows it may only be its consequence
+    first = EXIT_CLUSTER if first == LOST else first
     return (first if first in (EXIT_USAGE, EXIT_CLUSTER) else EXIT_TRAINING), error
 
 

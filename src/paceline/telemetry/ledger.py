@@ -84,7 +84,7 @@ class Ledger:
     def __init__(self, path: Path, position: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        end = _end(self._file)
+        end = end_of(self._file)
         start = end if position is None else min(position, end)
         os.ftruncate(self._file, start)
         self.is_full = False
@@ -154,7 +154,7 @@ def _allocate(file: int, base: int) -> None:
         os.ftruncate(file, base + GROW_BYTES)
 
 
-def _end(file: int) -> int:
+def end_of(file: int) -> int:
     """Where the whole records end, in bytes: a later one has no number, or not its own."""
     low, high = 0, os.fstat(file).st_size // RECORD_BYTES
     while low < high:

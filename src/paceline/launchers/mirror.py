@@ -1,0 +1,335 @@
+"""HOW does a run folder on another host come back? Piece by piece, while it grows; `keep` puts a piece in its place.
+
+Called by launchers/host_agent and launchers/ray_tasks, which send pieces in order, and on the driver by who hears them.
+Must never make a checkpoint look complete before it is, and never write outside of the run folder.
+
+- logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines,
+  because the launcher adds lines of its own. So several hosts may tell of one task, one after the other.
+- a ledger is a mapped file, longer than what was written, and a ps that was started again goes back in it: whole
+  records, at their place; what was sent and has changed since is sent again.
+- a checkpoint is carried when it is complete, the newest first, MANIFEST.json last: then it gets its name.
+- any other file that the script left in the folder is carried whole, after finish().
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from paceline.checkpoint import read
+from paceline.checkpoint.manifest import MANIFEST, aside_name, step_of
+from paceline.cluster import moved
+from paceline.errors import ProtocolError
+from paceline.telemetry import ledger
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+
+PIECE_BYTES = 256 << 10
+LIMIT_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10  # of a ledger; a multiple of its records
+LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
+TENSORBOARD, EVENTS = "tensorboard", "tfevents"
+COMING = ".coming-"  # how the name of what is not complete yet begins
+OWN = {"config.json", "cluster.json", "summary.json", "secret", moved.FILE, moved.LOCK, CERTIFICATE, PRIVATE_KEY}
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some bytes of a file of the run folder."""
+
+    path: str  # below the run folder, with slashes
+    offset: int
+    data: bytes
+    is_last: bool = False  # of a file that is carried whole
+
+
+class Mirror:
+    """What is new in a run folder since the last call.
+
+    >>> list(Mirror("/nowhere").pieces())
+    []
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self._root = Path(root)
+        self._sent: dict[Path, int] = {}  # how far, of files that grow
+        self._blocks: dict[Path, list[bytes]] = {}  # of ledgers: the digests of what was sent
+        self._cut: set[Path] = set()  # ledgers of which less is true than was sent
+        self._carried: dict[Path, object] = {}  # by what one sees that it has changed
+        self._coming: Iterator[Piece] | None = None  # a checkpoint, or another file, that is on its way
+        self._is_over = False
+
+    def skip(self, names: Collection[str] | None = None) -> None:
+        """What is there now is known to who keeps it: all of it, or the files and checkpoints of these names."""
+
+        def of(paths: list[Path]) -> list[Path]:
+            return [path for path in paths if names is None or self._name(path) in names]
+
+        for path in of(self._growing()):
+            self._sent[path] = path.stat().st_size
+        for path in of(self._ledgers()):
+            self._blocks[path] = digests(path, _end_of(path))
+            self._sent[path] = _end_of(path)
+        for folder in of(self._checkpoints()):
+            self._carried[folder] = _manifest(folder)
+        for path in of(self._others()):
+            self._carried[path] = _stamp(path)
+
+    def finish(self) -> None:
+        """All tasks have ended: from now on half lines and other files count, and ledgers are compared as a whole."""
+        self._is_over = True
+        for path in self._ledgers():
+            self._rewind(path, is_whole=True)
+
+    def pieces(self, limit_bytes: int = LIMIT_BYTES, with_large: bool = True) -> list[Piece]:
+        """Up to about so many bytes that are new; an empty list: nothing is, now. Without `with_large` only of files
+        that grow."""
+        found, size_bytes = [], 0
+        for piece in self._news(with_large):
+            found.append(piece)
+            size_bytes += len(piece.data)
+            if size_bytes >= limit_bytes:
+                break
+        return found
+
+    def _news(self, with_large: bool) -> Iterator[Piece]:
+        """What is noted as sent is so before it is yielded: nobody may ask for more."""
+        for path in self._growing():
+            yield from self._grown(path)
+        for path in self._ledgers():
+            yield from self._written(path)
+        while with_large and (coming := self._coming or self._next_large()) is not None:
+            self._coming = coming
+            while (piece := next(coming, None)) is not None:  # it goes on at the next call, if this one ends here
+                yield piece
+            self._coming = None
+
+    def _grown(self, path: Path) -> Iterator[Piece]:
+        is_lines = path.parent.name == TELEMETRY and not self._is_over
+        while data := _read(path, self._from(path)):
+            if is_lines and len(data) < PIECE_BYTES:
+                data = data[: data.rfind(b"\n") + 1]
+            if not data:
+                return
+            offset = self._from(path)
+            self._sent[path] = offset + len(data)
+            yield Piece(self._name(path), offset, data)
+
+    def _from(self, path: Path) -> int:
+        """Where what is new begins: at the start again in a file that was cut."""
+        sent = self._sent.get(path, 0)
+        try:
+            return sent if path.stat().st_size >= sent else 0
+        except OSError:
+            return sent
+
+    def _written(self, path: Path) -> Iterator[Piece]:
+        self._rewind(path)
+        end = _end_of(path)
+        if path in self._cut and end <= self._sent[path]:
+            yield Piece(self._name(path), end, b"")
+        self._cut.discard(path)
+        while (offset := self._sent.get(path, 0)) < end:
+            start = offset // BLOCK_BYTES * BLOCK_BYTES
+            block = _read(path, start, min(BLOCK_BYTES, end - start))
+            if len(block) <= offset - start:
+                return
+            self._blocks.setdefault(path, [])[start // BLOCK_BYTES :] = [_digest(block)]
+            self._sent[path] = start + len(block)
+            yield Piece(self._name(path), offset, block[offset - start :])
+
+    def _rewind(self, path: Path, is_whole: bool = False) -> None:
+        """Go back to where the ledger differs from what was sent; looked at are its last block, or all of them."""
+        sent, known = self._sent.get(path, 0), self._blocks.get(path, [])
+        if not known:
+            return
+        last = len(known) - 1
+        if not is_whole and _digest(_read(path, last * BLOCK_BYTES, sent - last * BLOCK_BYTES)) == known[last]:
+            return
+        same = [old == new for old, new in zip(known, digests(path, sent), strict=False)]
+        if not all(same) or len(same) < len(known):
+            first = same.index(False) if False in same else len(same)
+            self._sent[path] = first * BLOCK_BYTES
+            self._cut.add(path)
+            del known[first:]
+
+    def _next_large(self) -> Iterator[Piece] | None:
+        """What is carried next: it counts as carried from here on, though it may be removed on its way."""
+        for folder in self._checkpoints():
+            if self._carried.get(folder) != (manifest := _manifest(folder)):
+                self._carried[folder] = manifest
+                return whole(folder, self._name(folder))
+        for path in self._others() if self._is_over else []:
+            if self._carried.get(path) != (stamp := _stamp(path)):
+                self._carried[path] = stamp
+                return whole(path, self._name(path))
+        return None
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+    def _growing(self) -> list[Path]:
+        logs, told = (self._root / LOGS).glob("*.log"), (self._root / TELEMETRY).glob("*.jsonl")
+        return [*sorted(logs), *sorted(told), *sorted((self._root / TENSORBOARD).glob(f"*{EVENTS}*"))]
+
+    def _ledgers(self) -> list[Path]:
+        return sorted((self._root / LEDGERS).glob("*.bin"))
+
+    def _checkpoints(self) -> list[Path]:
+        """The complete ones, the newest first."""
+        found = read.find(self._root / CHECKPOINTS)
+        return [each.path for each in found if each.is_complete and not each.path.name.startswith(".")]
+
+    def _others(self) -> list[Path]:
+        """What a script has put into the run folder by itself."""
+        found = []
+        for folder, inner, names in os.walk(self._root):
+            is_top = Path(folder) == self._root
+            known = {LOGS, TELEMETRY, LEDGERS, CHECKPOINTS} if is_top else set()
+            inner[:] = sorted(name for name in inner if name not in known and not name.startswith("."))
+            own = OWN if is_top else {name for name in names if is_growing(Path(folder, name))}
+            mine = [name for name in sorted(names) if not name.startswith(".") and name not in own]
+            found += [path for name in mine if (path := Path(folder, name)).is_file() and not path.is_symlink()]
+        return found
+
+
+def whole(what: Path, name: str) -> Iterator[Piece]:
+    """All pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its own in a run folder."""
+    is_folder = what.is_dir()
+    for path in _files_of(what) if is_folder else [what]:
+        try:
+            size, offset = path.stat().st_size, 0
+        except OSError:  # it was removed meanwhile
+            return
+        while offset < size or not offset:
+            data = _read(path, offset, size if path.name == MANIFEST else PIECE_BYTES)
+            if not data and size:
+                return
+            yield Piece(f"{name}/{path.name}" if is_folder else name, offset, data, offset + len(data) >= size)
+            offset += max(1, len(data))
+
+
+def keep(root: Path | str, piece: Piece) -> Path | None:
+    """Put a piece where it belongs; a checkpoint that is complete with it comes back, when it has its name."""
+    parts = _parts(piece.path)
+    path = Path(root, *parts)
+    if parts[0] == CHECKPOINTS:
+        return _keep_checkpoint(path, piece)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if is_growing(path):
+        with path.open("ab") as file:
+            file.write(piece.data)
+    elif parts[0] == LEDGERS:
+        _put(path, piece)
+    else:
+        draft = path.with_name(COMING + path.name)
+        _put(draft, piece)
+        if piece.is_last:
+            os.replace(draft, path)
+    return None
+
+
+def is_growing(path: Path) -> bool:
+    """Whether a file of the run folder is one that is only added to.
+
+    >>> is_growing(Path("logs/ps-0.log")), is_growing(Path("tensorboard/notes.txt"))
+    (True, False)
+    """
+    return path.parent.name in (LOGS, TELEMETRY) or (path.parent.name == TENSORBOARD and EVENTS in path.name)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """The parts of a piece's path; ProtocolError for one that no mirror sends."""
+    path = PurePosixPath(text)
+    parts = path.parts
+    is_strange = path.is_absolute() or not parts or any(part.startswith(".") or "\0" in part for part in parts)
+    if is_strange or (len(parts) == 1 and parts[0] in OWN):
+        raise ProtocolError(f"a piece of {text!r}, which is no file that a host may send")
+    lengths = {LOGS: 2, TELEMETRY: 2, LEDGERS: 2, CHECKPOINTS: 3}
+    if parts[0] in lengths and len(parts) != lengths[parts[0]]:
+        raise ProtocolError(f"a piece of {text!r}, which is no file of {parts[0]}/")
+    return parts
+
+
+def _put(path: Path, piece: Piece) -> None:
+    """These bytes at their place, and nothing behind them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(file, piece.data, piece.offset)
+        os.ftruncate(file, piece.offset + len(piece.data))
+        if piece.is_last:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _keep_checkpoint(path: Path, piece: Piece) -> Path | None:
+    """Into a hidden folder, which gets its name when all that its manifest lists is there."""
+    final = path.parent
+    step, draft = step_of(final), final.with_name(COMING + final.name)
+    if step is None:
+        raise ProtocolError(f"a piece of {piece.path!r}, which is no checkpoint")
+    _put(draft / path.name, piece)
+    if path.name != MANIFEST or not piece.is_last:
+        return None
+    if not read.examine(draft).is_complete:  # another one of that name came in between
+        shutil.rmtree(draft, ignore_errors=True)
+        return None
+    aside = final.with_name(aside_name(step))
+    if final.exists():
+        os.rename(final, aside)
+    os.rename(draft, final)
+    shutil.rmtree(aside, ignore_errors=True)
+    return final
+
+
+def digests(path: Path, size_bytes: int) -> list[bytes]:
+    """Of every block of a ledger, up to there."""
+    starts = range(0, size_bytes, BLOCK_BYTES)
+    return [_digest(_read(path, start, min(BLOCK_BYTES, size_bytes - start))) for start in starts]
+
+
+def _digest(block: bytes) -> bytes:
+    return hashlib.blake2b(block, digest_size=8).digest()
+
+
+def _read(path: Path, offset: int, count: int = PIECE_BYTES) -> bytes:
+    """What can be had: a file that is gone has nothing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(count)
+    except OSError:
+        return b""
+
+
+def _end_of(path: Path) -> int:
+    """Where the whole records of a ledger end."""
+    try:
+        with path.open("rb") as file:
+            return ledger.end_of(file.fileno())
+    except OSError:
+        return 0
+
+
+def _manifest(folder: Path) -> bytes:
+    """By which one checkpoint is told from another of the same step."""
+    return _read(folder / MANIFEST, 0)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    try:
+        return sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name == MANIFEST)
+    except OSError:
+        return []
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """By which a change of a file is seen."""
+    try:
+        told = path.stat()
+        return told.st_size, told.st_mtime_ns
+    except OSError:
+        return 0, 0

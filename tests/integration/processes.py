@@ -123,6 +123,11 @@ class Processes:
         self._started: list[Process] = []
         self._is_verified = True
 
+    @property
+    def mark(self) -> dict[str, str]:
+        """For the environment of whatever is started for this test by somebody else."""
+        return {MARK: self._mark}
+
     def environ(self, **extra: str) -> dict[str, str]:
         """This process's environment without what would change a run, with the mark and a secret of the test's own."""
         plain = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}

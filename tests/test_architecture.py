@@ -60,6 +60,7 @@ PURE = [
     "cluster/plain.py",
     "checkpoint/policy.py",
     "launchers/restart.py",
+    "launchers/bundles.py",
     "launchers/emit.py",
     "checkpoint/state.py",
     "checkpoint/manifest.py",
@@ -130,7 +131,8 @@ IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "r
 # One door a hazard: the only places that may import or name it.
 DOORS: dict[str, tuple[str, ...]] = {
     "socket": ("transport/", "launchers/ports.py", "launchers/task.py",
-               "launchers/keeper.py", "launchers/nursery.py", "launchers/forking.py", "server/memory.py",
+               "launchers/keeper.py", "launchers/nursery.py", "launchers/forking.py",
+               "launchers/actors.py", "launchers/ray_cluster.py", "server/memory.py",
                "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
     "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "server/states.py",
@@ -139,6 +141,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "keras": ("worker/tensorflow", "lab/keras_script.py"),
     "tensorflow": ("worker/tensorflow", "lab/keras_script.py"),
     "grpc": ("transport/grpc.py",),
+    "ray": ("launchers/actors.py", "launchers/ray_cluster.py", "launchers/on_ray.py"),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/", "plan/calibrate.py", "plan/timed_script.py")

@@ -4,12 +4,16 @@ Called by cli/main and cli/demo. Must never look at SCRIPT's own arguments.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
 from paceline.cli import options as o
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.launchers import local
 
 
 @o.with_settings
@@ -25,6 +29,10 @@ def run(
     dry_run: o.DryRun = False,
     module: o.Module = False,
     plain: o.Plain = False,
+    on: o.On = None,
+    worker_cpus: o.WorkerCpus = 1,
+    worker_gpus: o.WorkerGpus = 0,
+    colocate: o.Colocate = False,
 ) -> None:
     """Train SCRIPT on a cluster of ps and worker tasks on this host."""
     raise typer.Exit(start(ctx.params, script, tuple(args or ()), module))
@@ -45,7 +53,31 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
     )
+    if params.get("on") is not None:
+        return on_ray(request, params)
+    refuse_ray_flags(params)
     return local.dry_run(request) if params["dry_run"] else local.run(request)
+
+
+def on_ray(request: "local.Request", params: Mapping[str, object]) -> int:
+    """The same request, for the machines of a Ray cluster."""
+    from paceline.launchers import on_ray
+
+    how = on_ray.OnRay(
+        on=str(params["on"]),
+        worker_cpus=float(str(params["worker_cpus"])),
+        worker_gpus=float(str(params["worker_gpus"])),
+        is_colocated=bool(params["colocate"]),
+    )
+    return on_ray.dry_run(request, how) if params["dry_run"] else on_ray.run(request, how)
+
+
+def refuse_ray_flags(params: Mapping[str, object]) -> None:
+    """What only Ray can be asked for."""
+    plain: dict[str, object] = {"worker_cpus": 1, "worker_gpus": 0, "colocate": False}
+    for name, value in plain.items():
+        if params.get(name, value) != value:
+            raise UsageError(f"--{name.replace('_', '-')} is for --on ray; add that, or leave it out.")
 
 
 def hosts_or_count(flag: str, params: Mapping[str, object], default: int) -> int | tuple[str, ...]:

@@ -20,9 +20,10 @@ from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
 from paceline.launchers import chaos, closing
-from paceline.launchers.children import Children, Exited, Interrupted
+from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
+from paceline.launchers.here import Starter
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import RELEASE, save_soon
 from paceline.launchers.restart import Over
@@ -55,10 +56,10 @@ class End(Enum):
     OUR_FAULT = "the launcher failed"
 
 
-def supervise(run: Run, patience: Patience) -> int:
-    """From the first process to the summary; the exit code comes back."""
+def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> int:
+    """From the first process to the summary; the exit code comes back. `starter`: on other hosts; None: on this one."""
     began = time.monotonic()
-    crew = Crew(run)
+    crew = Crew(run, starter)
     children = crew.children
     failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers))
     end = End.OUR_FAULT
@@ -96,6 +97,9 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
         if isinstance(event, Exited) and is_end(event, crew, failures):
             view.say(f"{event.task} was lost: ending all tasks.")
             return End.PS_LOST
+        if isinstance(event, Arrived):
+            view.say(f"{event.task} joins: there is room for it now.")
+            crew.start(event.task)
         crew.start_due()
         if time.monotonic() >= due:
             view.update(children.codes, crew.restarts)

@@ -8,10 +8,11 @@ seconds. Tokens (RAY_AUTH_MODE, RAY_AUTH_TOKEN) are Ray's own, which reads them 
 
 import os
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ KNOCK_S = 4.0
 CONNECT_S = 10.0  # of a cluster that answers
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings, as gRPC begins
 SETTINGS = 4  # the kind of frame that answers it
-SPELLED = "write --on ray, --on ray://HOST:10001 (Ray's client port) or --on ray://HOST:6379"
+SPELLED = "write --on ray, --on ray://HOST:10001 (Ray's client port) or --on HOST:6379 (on a machine of the cluster)"
+HINT = "is RAY_AUTH_TOKEN the cluster's, and the port the right one (with ray:// its client's, else its control port)?"
 CURRENT = "ray/ray_current_cluster"  # where Ray notes its address on each of its machines
 QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
 
@@ -47,18 +49,18 @@ class Where(msgspec.Struct, frozen=True):
 def parse(on: str) -> Where | None:
     """What --on says; None: any Ray that can be found.
 
-    >>> parse("ray"), parse("ray://head").address, parse("ray://head:6379").address
-    (None, 'ray://head:10001', 'head:6379')
+    >>> parse("ray"), parse("ray://head").address, parse("head:6380").address, parse("ray://head:6379").address
+    (None, 'ray://head:10001', 'head:6380', 'head:6379')
     """
     if on == "ray":
         return None
-    if not on.startswith(CLIENT) or not on.removeprefix(CLIENT).strip("/"):
+    if not on.startswith(CLIENT) and ":" not in on:
         raise UsageError(f"--on {on!r} is not known; {SPELLED}.")
     return located(on.rstrip("/"), "--on")
 
 
 def located(address: str, said_by: str) -> Where:
-    """An address with its port; Ray's client and its control service are told apart by the port they have by default.
+    """An address with its port; Ray's control service at its usual port is understood also behind ray://.
 
     >>> located("10.0.0.1:6380", "RAY_ADDRESS").address
     '10.0.0.1:6380'
@@ -122,6 +124,10 @@ def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) ->
         within(CONNECT_S, lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET), where)
     else:
         start_own(num_cpus)
+    with suppress(Exception):  # not Ray's public interface: without it, Ray tells of every actor that dies, too
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher
+
+        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     try:
         yield ray
     finally:
@@ -153,12 +159,28 @@ def within(limit_s: float, connect: Callable[[], object], where: Where) -> None:
         finally:
             done.set()
 
-    threading.Thread(target=body, name="ray-connect", daemon=True).start()
     at = f"The Ray at {where.address}"
-    if not done.wait(limit_s):
-        raise ClusterError(f"{at} did not let us in within {limit_s:g} s; is it a Ray, and of the version here?")
+    with silenced():
+        threading.Thread(target=body, name="ray-connect", daemon=True).start()
+        done.wait(limit_s)
+    if not done.is_set():
+        raise ClusterError(f"{at} did not let us in within {limit_s:g} s; {HINT}")
     if failed:
         raise ClusterError(f"{at} did not let us in: {sentence(failed[0])}") from None
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Ray's own code writes every try to the error output, and no option stops it."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def sentence(error: BaseException) -> str:

@@ -62,6 +62,8 @@ PURE = [
     "launchers/restart.py",
     "launchers/bundles.py",
     "launchers/emit.py",
+    "launchers/diagnosis.py",
+    "launchers/host_table.py",
     "checkpoint/state.py",
     "checkpoint/manifest.py",
     "checkpoint/tensors.py",
@@ -130,9 +132,9 @@ IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "r
 
 # One door a hazard: the only places that may import or name it.
 DOORS: dict[str, tuple[str, ...]] = {
-    "socket": ("transport/", "launchers/ports.py", "launchers/task.py",
-               "launchers/keeper.py", "launchers/nursery.py", "launchers/forking.py",
-               "launchers/actors.py", "launchers/ray_cluster.py", "server/memory.py",
+    "socket": ("transport/", "launchers/ports.py", "launchers/task.py", "launchers/links.py", "launchers/probe.py",
+               "launchers/keeper.py", "launchers/nursery.py", "launchers/forking.py", "server/memory.py",
+               "launchers/actors.py", "launchers/ray_cluster.py",
                "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
     "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "server/states.py",

@@ -21,6 +21,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import UsageError
 from paceline.launchers.chaos import Chaos, PsFaults, of_ps
+from paceline.launchers.nursery import Forked
 from paceline.telemetry import read
 from paceline.telemetry.faults import FaultLog, Injected, injected
 from paceline.telemetry.paths import RunPaths
@@ -229,8 +230,8 @@ class One:
     def running(self, job: str | None = None) -> list[Task]:
         return [self._task]
 
-    def pid(self, task: Task) -> int | None:
-        return self._pid
+    def status(self, task: Task) -> str | None:
+        return Forked(self._pid).status()
 
     def signal(self, task: Task, number: signal.Signals) -> bool:
         os.kill(self._pid, number)

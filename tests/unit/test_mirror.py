@@ -76,6 +76,17 @@ def test_telemetry_comes_in_whole_lines_until_the_end(pair: Pair) -> None:
     assert here.read_bytes().endswith(b'{"b":2}\nhalf')
 
 
+def test_what_tensorboard_reads_comes_while_it_grows(pair: Pair) -> None:
+    name = "tensorboard/events.out.tfevents.1"
+    (pair.there / "tensorboard").mkdir()
+    for part in (b"one", b"two"):
+        add(pair.there / name, part)
+        pair.carry()
+        assert pair.same(name)
+    pair.mirror.finish()
+    assert pair.mirror.pieces() == []
+
+
 def test_of_a_ledger_only_whole_records_come(pair: Pair) -> None:
     path, copy = pair.there / "ledger" / "ps-0.bin", pair.here / "ledger" / "ps-0.bin"
     book = Ledger(path)

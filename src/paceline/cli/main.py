@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import chaos, ckpt, ctl, demo, emit, keys, kv, lab, lab_results, plan, run, serve, verify
+from paceline.cli import chaos, ckpt, ctl, demo, doctor, emit, keys, kv, lab, lab_results, plan, run, serve, verify
 from paceline.errors import PacelineError
 
 
@@ -45,6 +45,7 @@ app.add_typer(keys.app, name="keys", context_settings=SETTINGS)
 app.add_typer(ctl.app, name="ctl", context_settings=SETTINGS)
 app.add_typer(ckpt.app, name="ckpt", context_settings=SETTINGS)
 app.command("verify", context_settings=SETTINGS)(verify.verify)
+app.command("doctor", context_settings=SETTINGS)(doctor.doctor)
 app.command("chaos", context_settings=SETTINGS)(chaos.chaos)
 lab_results.add_to(lab.app)
 app.add_typer(lab.app, name="lab", context_settings=SETTINGS)

@@ -1,4 +1,4 @@
-"""HOW is a cluster started on this host? `paceline run`: flags in, one request for launchers/local out.
+"""HOW is a cluster started? `paceline run`: flags in, one request for launchers/local, or launchers/many, out.
 
 Called by cli/main and cli/demo. Must never look at SCRIPT's own arguments.
 """
@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from paceline.cli import on_ray
 from paceline.cli import options as o
+from paceline.cluster import host_files
+from paceline.cluster import hosts as placing
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.launchers import local
+    from paceline.launchers.many import Hosts
+
+HOST_FLAGS = ("hosts", "hostfile", "cluster")
 
 
 @o.with_settings
@@ -25,6 +30,10 @@ def run(
     workers: o.Workers = None,
     ps_hosts: o.PsHosts = None,
     worker_hosts: o.WorkerHosts = None,
+    hosts: o.Hosts = None,
+    hostfile: o.Hostfile = None,
+    cluster: o.Cluster = None,
+    sync_code: o.SyncCode = False,
     run_dir: o.RunDir = None,
     dry_run: o.DryRun = False,
     module: o.Module = False,
@@ -34,7 +43,7 @@ def run(
     worker_gpus: o.WorkerGpus = 0,
     colocate: o.Colocate = False,
 ) -> None:
-    """Train SCRIPT on a cluster of ps and worker tasks on this host."""
+    """Train SCRIPT on a cluster of ps and worker tasks, on this host or on several."""
     raise typer.Exit(start(ctx.params, script, tuple(args or ()), module))
 
 
@@ -43,8 +52,11 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     from paceline.launchers import local
     from paceline.launchers.entry import Program
 
+    hosts = named_hosts(params)
     ps = hosts_or_count("ps", params, default=1)
-    workers = hosts_or_count("workers", {**params, "workers": o.num_workers(params)}, default=2)
+    room = o.num_workers(params)
+    slots = placing.num_workers(hosts.named) if hosts is not None else 2
+    workers = hosts_or_count("workers", {**params, "workers": room}, default=max(1, slots))
     run_dir = params["run_dir"]
     request = local.Request(
         program=Program(script=script, args=args, is_module=is_module),
@@ -53,31 +65,32 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
     )
-    if params.get("on") is not None:
-        return on_ray(request, params)
-    refuse_ray_flags(params)
+    if on_ray.is_meant(params):
+        return on_ray.start(request, params)
+    if hosts is not None:
+        from paceline.launchers import many
+
+        return many.dry_run(request, hosts) if params["dry_run"] else many.run(request, hosts)
     return local.dry_run(request) if params["dry_run"] else local.run(request)
 
 
-def on_ray(request: "local.Request", params: Mapping[str, object]) -> int:
-    """The same request, for the machines of a Ray cluster."""
-    from paceline.launchers import on_ray
+def named_hosts(params: Mapping[str, object]) -> "Hosts | None":
+    """The hosts that --hosts, --hostfile or --cluster names; None where none of them was given."""
+    given = {flag: str(params[flag]) for flag in HOST_FLAGS if params.get(flag) is not None}
+    if not given:
+        if params.get("sync_code"):
+            raise UsageError("--sync-code copies the script to other hosts; name them with --hosts.")
+        return None
+    if params["ps_hosts"] or params["worker_hosts"]:
+        said = f"--{next(iter(given))}"
+        raise UsageError(f"{said} says where tasks go, and so do --ps-hosts and --worker-hosts; leave one out.")
+    from paceline.launchers.many import Hosts
 
-    how = on_ray.OnRay(
-        on=str(params["on"]),
-        worker_cpus=float(str(params["worker_cpus"])),
-        worker_gpus=float(str(params["worker_gpus"])),
-        is_colocated=bool(params["colocate"]),
-    )
-    return on_ray.dry_run(request, how) if params["dry_run"] else on_ray.run(request, how)
-
-
-def refuse_ray_flags(params: Mapping[str, object]) -> None:
-    """What only Ray can be asked for."""
-    plain: dict[str, object] = {"worker_cpus": 1, "worker_gpus": 0, "colocate": False}
-    for name, value in plain.items():
-        if params.get(name, value) != value:
-            raise UsageError(f"--{name.replace('_', '-')} is for --on ray; add that, or leave it out.")
+    named = host_files.named(*(given.get(flag) for flag in HOST_FLAGS))
+    flags = [word for flag, value in given.items() for word in (f"--{flag}", value)]
+    is_synced = bool(params.get("sync_code"))
+    flags += ["--sync-code"] if is_synced else []
+    return Hosts(named=tuple(named), flags=tuple(flags), sync_code=is_synced)
 
 
 def hosts_or_count(flag: str, params: Mapping[str, object], default: int) -> int | tuple[str, ...]:

@@ -19,7 +19,11 @@ VALID = timedelta(days=3650)  # nobody looks at the dates: it is known by its fi
 def make_certificate(folder: Path) -> None:
     """Write a new certificate.pem and key.pem."""
     check_can_make()
-    certificate, key = _made()
+    write_certificate(folder, *_made())
+
+
+def write_certificate(folder: Path, certificate: bytes, key: bytes) -> None:
+    """Put one there that was made elsewhere."""
     try:
         _write(folder / PRIVATE_KEY, key)
         _write(folder / CERTIFICATE, certificate)  # last: whoever sees it finds its key

@@ -13,6 +13,7 @@ import msgspec
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import step_of
 from paceline.cluster.spec import Task
+from paceline.launchers.restart import LOST
 from paceline.telemetry import faults
 from paceline.telemetry.lines import ERROR
 from paceline.telemetry.paths import RunPaths
@@ -38,6 +39,8 @@ def failure(task: Task, code: int, log: Path, reason: list[str]) -> str:
 
 def how(code: int) -> str:
     """How a process ended, in a few words."""
+    if code == LOST:
+        return "was lost with its host"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
 
 

@@ -99,6 +99,8 @@ class Crew:
         )
         self._ends.setdefault(task, []).append(end)
         decision = decide(self._ends[task], self._run.settings.max_restarts)
+        if isinstance(decision, Again) and (why := self._starter.refusal(task)):
+            decision = Over(why)
         if isinstance(decision, Again):
             self._await(task, code, decision)
         elif task.job != "ps":  # no news for a ps with which it has closed

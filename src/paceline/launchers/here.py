@@ -41,6 +41,9 @@ class Starter(Protocol):
     def start(self, start: Start) -> None:
         """Begin a task's process."""
 
+    def refusal(self, task: Task) -> str:
+        """Why it cannot be started again, in a few words; "": it can."""
+
     def has_memory(self, task: Task) -> bool:
         """Whether a ps that is started now finds what an earlier one knew."""
 
@@ -71,6 +74,9 @@ class Here:
             return
         with keeper_of.connect() as side:
             self.children.start(task, start.program, environ, start.log, {keeper.VARIABLE: side.fileno()})
+
+    def refusal(self, task: Task) -> str:
+        return ""
 
     def has_memory(self, task: Task) -> bool:
         return task in self._keepers and bool(self._keepers[task].names)

@@ -1,6 +1,7 @@
-"""WHAT does a launcher ask of the Linux kernel? Deaths that follow a death, adopted orphans, a name in `ps`.
+"""WHAT does a launcher ask of the Linux kernel? Deaths that follow a death, adopted orphans, a name in `ps`, the clock.
 
-Called by launchers/entry, launchers/nursery and launchers/forking. Elsewhere than on Linux each does nothing.
+Called by launchers/entry, launchers/nursery, launchers/forking and launchers/machine. Elsewhere than on Linux each does
+nothing.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ from paceline.errors import EXIT_INTERRUPTED
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+TIMEX_BYTES, UNSYNCHRONISED = 512, 5  # more than any struct timex has; what adjtimex says of a clock that nobody sets
 ARG_START, ARG_END = 45, 46  # counted behind the name in /proc/self/stat, which may hold anything
 
 
@@ -48,3 +50,11 @@ def show_as(title: str) -> None:
     if start and room > 1:
         text = title.encode(errors="replace")[: room - 2]
         ctypes.memmove(start, text.ljust(room - 1, b"\0") + b".", room)  # no zero at the end: it ends at the first one
+
+
+def is_clock_set() -> bool | None:
+    """Whether somebody (ntp, the host of a virtual machine) keeps the clock right; None: this system does not say."""
+    if sys.platform != "linux":
+        return None
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))  # all zero: only asks
+    return None if state < 0 else state != UNSYNCHRONISED

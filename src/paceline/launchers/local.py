@@ -7,7 +7,7 @@ import fcntl
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
-from paceline.cluster.spec import ClusterSpec
+from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
 from paceline.launchers import closing, descriptors, gpus, plain, ports, resuming
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
+from paceline.launchers.folders import put_aside, write_json
 from paceline.launchers.supervisor import Patience, supervise
-from paceline.telemetry.ledgers import set_aside
 from paceline.telemetry.lines import INSECURE_LINE, cluster_lines
 from paceline.telemetry.paths import RunPaths, new_run_dir
 
@@ -152,49 +152,42 @@ def folder_of(request: Request) -> RunPaths:
 
 def make_folder(request: Request, cluster: ClusterSpec, paths: RunPaths) -> Run:
     """Put config.json, cluster.json and the secret into the run folder."""
-    put_aside(paths)
+    made = run_in(request, cluster, paths, threads(request.settings, cluster))
+    task = {"host": os.uname().nodename, "threads": made.threads}
+    devices = gpus.names(made.settings, cluster, gpus.cards())
+    fill(made, {each: {**task, **({} if made.settings.plain else {"device": at})} for each, at in devices.items()})
+    return made
+
+
+def run_in(
+    request: Request, cluster: ClusterSpec, paths: RunPaths, threads: str, hosts: tuple[str, ...] | None = None
+) -> Run:
+    """The run that was asked for, in this folder; `hosts`: the flags that name those of the tasks."""
     settings = msgspec.structs.replace(request.settings, run_id=paths.root.name, run_dir=str(paths.root))
-    made = Run(
+    folder = closing.shown(paths.root)
+    resume = resuming.command(request.program, request.ps, request.workers, request.settings, folder, hosts)
+    return Run(
         program=request.program,
         cluster=cluster,
         settings=settings,
         paths=paths,
-        threads=threads(settings, cluster),
-        resume=""
-        if settings.plain
-        else resuming.command(
-            request.program, request.ps, request.workers, request.settings, closing.shown(paths.root)
-        ),
+        threads=threads,
+        resume="" if settings.plain else resume,
     )
-    task = {"host": os.uname().nodename, "threads": made.threads}
-    devices = gpus.names(settings, cluster, gpus.cards())
-    tasks = {str(each): {**task, **({} if settings.plain else {"device": at})} for each, at in devices.items()}
-    how = {"program": request.program, "cwd": os.getcwd()}  # for those who join later
+
+
+def fill(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:
+    """The files of a run that begins; of each task what it runs on."""
+    paths, settings = run.paths, run.settings
+    put_aside(paths)
+    how = {"program": run.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
-    write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
+    write_json(paths.cluster, {**run.cluster.as_dict(), "tasks": {str(task): told for task, told in tasks.items()}})
     if not settings.plain:
         paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
     remove_certificate(paths.root)
     if settings.tls:
         make_certificate(paths.root)
-    return made
-
-
-def put_aside(paths: RunPaths) -> None:
-    """What an earlier run in this folder has told is no news of this one; checkpoints and logs go on."""
-    paths.summary.unlink(missing_ok=True)
-    set_aside(paths.root)
-    told = list(paths.telemetry_folder.glob("*.jsonl"))
-    if told:
-        number = 1 + sum(1 for _ in paths.telemetry_folder.glob("earlier-*"))
-        aside = paths.telemetry_folder / f"earlier-{number}"
-        aside.mkdir()
-        for path in told:
-            path.rename(aside / path.name)
-
-
-def write_json(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def threads(settings: Settings, cluster: ClusterSpec) -> str:

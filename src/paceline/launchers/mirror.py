@@ -3,8 +3,8 @@
 Called by launchers/host_agent and launchers/ray_tasks, which send pieces in order, and on the driver by who hears them.
 Must never make a checkpoint look complete before it is, and never write outside of the run folder.
 
-- logs and telemetry only grow: what is new is added to the end there; telemetry in whole lines, because the launcher
-  adds lines of its own. So several hosts may tell of one task, one after the other.
+- logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines,
+  because the launcher adds lines of its own. So several hosts may tell of one task, one after the other.
 - a ledger is a mapped file, longer than what was written, and a ps that was started again goes back in it: whole
   records, at their place; what was sent and has changed since is sent again.
 - a checkpoint is carried when it is complete, the newest first, MANIFEST.json last: then it gets its name.
@@ -14,7 +14,7 @@ Must never make a checkpoint look complete before it is, and never write outside
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -29,6 +29,7 @@ PIECE_BYTES = 256 << 10
 LIMIT_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10  # of a ledger; a multiple of its records
 LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
+TENSORBOARD, EVENTS = "tensorboard", "tfevents"
 COMING = ".coming-"  # how the name of what is not complete yet begins
 MOVED = "moved.json"
 OWN = {"config.json", "cluster.json", "summary.json", "secret", MOVED, CERTIFICATE, PRIVATE_KEY}  # the driver's
@@ -59,16 +60,20 @@ class Mirror:
         self._coming: Iterator[Piece] | None = None  # a checkpoint, or another file, that is on its way
         self._is_over = False
 
-    def skip(self) -> None:
-        """What is there now is known already to who keeps it."""
-        for path in self._growing():
+    def skip(self, names: Collection[str] | None = None) -> None:
+        """What is there now is known to who keeps it: all of it, or the files and checkpoints of these names."""
+
+        def of(paths: list[Path]) -> list[Path]:
+            return [path for path in paths if names is None or self._name(path) in names]
+
+        for path in of(self._growing()):
             self._sent[path] = path.stat().st_size
-        for path in self._ledgers():
+        for path in of(self._ledgers()):
             self._blocks[path] = digests(path, _end_of(path))
             self._sent[path] = _end_of(path)
-        for folder in self._checkpoints():
+        for folder in of(self._checkpoints()):
             self._carried[folder] = _manifest(folder)
-        for path in self._others():
+        for path in of(self._others()):
             self._carried[path] = _stamp(path)
 
     def finish(self) -> None:
@@ -154,31 +159,19 @@ class Mirror:
         for folder in self._checkpoints():
             if self._carried.get(folder) != (manifest := _manifest(folder)):
                 self._carried[folder] = manifest
-                return self._whole(_files_of(folder))
+                return whole(folder, self._name(folder))
         for path in self._others() if self._is_over else []:
             if self._carried.get(path) != (stamp := _stamp(path)):
                 self._carried[path] = stamp
-                return self._whole([path])
+                return whole(path, self._name(path))
         return None
-
-    def _whole(self, paths: list[Path]) -> Iterator[Piece]:
-        for path in paths:
-            try:
-                size, offset = path.stat().st_size, 0
-            except OSError:  # it was removed meanwhile
-                return
-            while offset < size or not offset:
-                data = _read(path, offset, size if path.name == MANIFEST else PIECE_BYTES)
-                if not data and size:
-                    return
-                yield Piece(self._name(path), offset, data, is_last=offset + len(data) >= size)
-                offset += max(1, len(data))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
 
     def _growing(self) -> list[Path]:
-        return [*sorted((self._root / LOGS).glob("*.log")), *sorted((self._root / TELEMETRY).glob("*.jsonl"))]
+        logs, told = (self._root / LOGS).glob("*.log"), (self._root / TELEMETRY).glob("*.jsonl")
+        return [*sorted(logs), *sorted(told), *sorted((self._root / TENSORBOARD).glob(f"*{EVENTS}*"))]
 
     def _ledgers(self) -> list[Path]:
         return sorted((self._root / LEDGERS).glob("*.bin"))
@@ -195,9 +188,26 @@ class Mirror:
             is_top = Path(folder) == self._root
             known = {LOGS, TELEMETRY, LEDGERS, CHECKPOINTS} if is_top else set()
             inner[:] = sorted(name for name in inner if name not in known and not name.startswith("."))
-            mine = [name for name in sorted(names) if not name.startswith(".") and not (is_top and name in OWN)]
+            own = OWN if is_top else {name for name in names if is_growing(Path(folder, name))}
+            mine = [name for name in sorted(names) if not name.startswith(".") and name not in own]
             found += [path for name in mine if (path := Path(folder, name)).is_file() and not path.is_symlink()]
         return found
+
+
+def whole(what: Path, name: str) -> Iterator[Piece]:
+    """All pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its own in a run folder."""
+    is_folder = what.is_dir()
+    for path in _files_of(what) if is_folder else [what]:
+        try:
+            size, offset = path.stat().st_size, 0
+        except OSError:  # it was removed meanwhile
+            return
+        while offset < size or not offset:
+            data = _read(path, offset, size if path.name == MANIFEST else PIECE_BYTES)
+            if not data and size:
+                return
+            yield Piece(f"{name}/{path.name}" if is_folder else name, offset, data, offset + len(data) >= size)
+            offset += max(1, len(data))
 
 
 def keep(root: Path | str, piece: Piece) -> Path | None:
@@ -207,7 +217,7 @@ def keep(root: Path | str, piece: Piece) -> Path | None:
     if parts[0] == CHECKPOINTS:
         return _keep_checkpoint(path, piece)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if parts[0] in (LOGS, TELEMETRY):
+    if is_growing(path):
         with path.open("ab") as file:
             file.write(piece.data)
     elif parts[0] == LEDGERS:
@@ -218,6 +228,15 @@ def keep(root: Path | str, piece: Piece) -> Path | None:
         if piece.is_last:
             os.replace(draft, path)
     return None
+
+
+def is_growing(path: Path) -> bool:
+    """Whether a file of the run folder is one that is only added to.
+
+    >>> is_growing(Path("logs/ps-0.log")), is_growing(Path("tensorboard/notes.txt"))
+    (True, False)
+    """
+    return path.parent.name in (LOGS, TELEMETRY) or (path.parent.name == TENSORBOARD and EVENTS in path.name)
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -301,7 +320,10 @@ def _manifest(folder: Path) -> bytes:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    return sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name == MANIFEST)
+    try:
+        return sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name == MANIFEST)
+    except OSError:
+        return []
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -310,15 +310,16 @@ def make_folder(
     request: local.Request, how: OnRay, cluster: ClusterSpec, paths: RunPaths, places: Mapping[Task, Place]
 ) -> Run:
     """As on one machine, and cluster.json says which machine each task is on."""
-    run = local.make_folder(request, cluster, paths)
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(how.worker_cpus)))
-    tasks = {str(task): {"host": place.machine, "threads": threads} for task, place in places.items()}
-    for task, place in places.items():
-        if place.cards and task.job != "ps":
-            tasks[str(task)]["cards"] = place.cards
-    local.write_json(paths.cluster, {**cluster.as_dict(), "tasks": tasks})
-    resume = run.resume.replace("paceline run", " ".join(["paceline run", *how.flags]), 1)
-    return msgspec.structs.replace(run, threads=threads, resume=resume)
+    run = local.run_in(request, cluster, paths, threads, tuple(how.flags))
+    local.fill(run, {task: on_machine(task, place, threads) for task, place in places.items()})
+    return run
+
+
+def on_machine(task: Task, place: Place, threads: str) -> dict[str, str]:
+    """What cluster.json says of a task."""
+    cards = {"cards": place.cards} if place.cards and task.job != "ps" else {}
+    return {"host": place.machine, "threads": threads, **cards}
 
 
 def announce(run: Run, places: Mapping[Task, Place]) -> None:

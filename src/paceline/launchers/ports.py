@@ -36,6 +36,25 @@ class Reserved:
             found.append(f"{LOOPBACK}:{holder.getsockname()[1]}")
         return found
 
+    def hold(self, ports: Iterable[int]) -> None:
+        """Hold these ports at every interface of this host; UsageError when somebody has one."""
+        for port in ports:
+            self._bind_anywhere(port)
+
+    def anywhere(self, count: int) -> list[int]:
+        """Return so many ports that are free at every interface of this host."""
+        return [self._bind_anywhere(0) for _ in range(count)]
+
+    def _bind_anywhere(self, port: int) -> int:
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._sockets.append(holder)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", port))
+        except OSError as error:
+            raise UsageError(f"Port {port} cannot be had ({error.strerror}){by_whom(port)}; start again.") from None
+        return int(holder.getsockname()[1])
+
     def before_start(self) -> None:
         """Make way for the tasks that will listen, where holding on would stop them."""
         if sys.platform != "linux":

@@ -16,7 +16,8 @@ LONGEST_S = 5.0
 UNREADABLE = ("SyntaxError", "IndentationError", "TabError")
 HEALTHY_S = 60.0  # who lived so long has a fresh start
 RECOVERY_S = 5.0  # a ps that fails by itself so soon after it took over old memory has failed at that
-FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT)  # says nothing about the task itself
+LOST = -255  # no exit code: its host is gone, and nobody knows what became of it
+FROM_OUTSIDE = (-SIGKILL, -SIGTERM, -SIGINT, LOST)  # says nothing about the task itself
 
 GAVE_UP = "gave up after"  # how the message of one that has waited begins
 FINAL = {

@@ -15,13 +15,15 @@ Tasks = int | tuple[str, ...]  # how many, or at which addresses
 OWN = ("run_id", "run_dir", "resume", "started_workers", "min_workers", "chaos", "chaos_seed")  # not by name and value
 
 
-def command(program: Program, ps: Tasks, workers: Tasks, settings: Settings, folder: str) -> str:
-    """The command, as one would type it in the folder where the run was started.
+def command(
+    program: Program, ps: Tasks, workers: Tasks, settings: Settings, folder: str, hosts: tuple[str, ...] | None = None
+) -> str:
+    """The command, as one would type it in the folder where the run was started; `hosts`: the flags that name them.
 
     >>> command(Program(script="train.py", args=("--lr", "1")), 1, 2, Settings(run_id="r", mode="sync"), "runs/r")
     'paceline run --run-dir runs/r --resume auto --ps 1 --workers 2 --mode sync train.py --lr 1'
     """
-    words = ["paceline", "run", "--run-dir", folder, "--resume", "auto"]
+    words = ["paceline", "run", "--run-dir", folder, "--resume", "auto", *(hosts or ())]
     words += tasks("ps", ps, None) + tasks("worker", workers, settings.started_workers)
     words += flags(settings)
     words += ["-m"] if program.is_module else []

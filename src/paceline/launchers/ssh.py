@@ -6,12 +6,14 @@ A host that is this machine (localhost) takes the same command without ssh.
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +33,9 @@ OPTIONS = (
     "-oServerAliveCountMax=3",
 )
 NO_FOLDER, NO_PYTHON, SSH_FAILED = 97, 98, 255  # exit codes of the line that we send, and ssh's own
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +125,9 @@ def run_on_all(
 ) -> list[Answer]:
     """Run a line on every host at once, by the host's name; `inputs` go to stdin. Answers come in the hosts' order."""
     started: dict[str, subprocess.Popen[bytes]] = {}
-    answers: dict[str, Answer] = {}
     begun_s = time.monotonic()
 
-    def finish(host: Host) -> None:
+    def finish(host: Host) -> Answer:
         process = started[host.name]
         try:
             out, err = process.communicate((inputs or {}).get(host.name, b""), timeout=timeout_s)
@@ -132,23 +136,43 @@ def run_on_all(
             process.kill()
             out, err = process.communicate()
             code = None
-        answers[host.name] = Answer(
-            host=host, code=code, stdout=out, stderr=text_of(err), seconds=time.monotonic() - begun_s
-        )
+        seconds = time.monotonic() - begun_s
+        return Answer(host=host, code=code, stdout=out, stderr=text_of(err), seconds=seconds)
 
     try:
         for host in hosts:
             started[host.name] = start(host, lines[host.name])
-        threads = [threading.Thread(target=finish, args=(host,), daemon=True) for host in hosts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        return at_once(finish, hosts)
     finally:
         for process in started.values():
             if process.poll() is None:
                 process.kill()
-    return [answers[host.name] for host in hosts]
+                process.wait()
+
+
+def at_once(call: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Call with every item at the same time; results in their order, and the first error that was raised, if any.
+
+    >>> at_once(lambda number: number + 1, [1, 2])
+    [2, 3]
+    """
+    results: dict[int, B] = {}
+    errors: list[BaseException] = []
+
+    def one(number: int, item: A) -> None:
+        try:
+            results[number] = call(item)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=each, daemon=True) for each in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
 
 
 def addresses(hosts: Sequence[Host], timeout_s: float = 5.0) -> dict[str, str]:
@@ -198,19 +222,20 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     >>> told(Host(name="b", target="me@b"), 255, "me@b: Permission denied (publickey).")[:57]
     'b takes none of your keys (Permission denied (publickey))'
     >>> told(Host(name="b", target="b"), 255, "ssh: Could not resolve hostname b: Name or service not known")
-    "b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config."
+    'b is not known: `ssh b` finds no such host; check its spelling, or name its HostName in ~/.ssh/config.'
     """
     name, said = host.name, last_line(stderr)
     if code is None:
         return f"{name} did not answer within {seconds:.0f} s; look with `{by_hand(host)}` what it waits for."
     if code == NO_FOLDER:
-        return f"{name} has no folder {host.folder!r}; make it there, or change `folder` in the cluster file."
+        return f"{name} has no folder {host.folder!r}; make it there, or copy the script's with `run --sync-code`."
     if code == NO_PYTHON:
         return f'{name} has no python at {_wanted(host)}; say where it is: python = "/path" in a cluster.toml.'
     if code == SSH_FAILED and not host.is_here:
         return _ssh_failed(host, stderr)
-    if "No module named" in stderr and "paceline" in said:
-        return f"{name} has no paceline in {_wanted(host)}; install it there: {pip_line(host)}."
+    if module := missing_module(stderr):
+        lacks = "no paceline" if module == "paceline" else f"no package {module}, which paceline needs,"
+        return f"{name} has {lacks} in {_wanted(host)}; install it there: {pip_line(host)}."
     return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}"
 
 
@@ -241,6 +266,16 @@ def _ssh_failed(host: Host, stderr: str) -> str:
         if sign in stderr:
             return sentence
     return f"ssh to {name} failed: {said or 'it said nothing'}; try `{by}`."
+
+
+def missing_module(stderr: str) -> str:
+    """The module that Python did not find; "" where that was not the matter.
+
+    >>> missing_module("/usr/bin/python3: No module named paceline.launchers.probe")
+    'paceline.launchers.probe'
+    """
+    found = re.search(r"No module named '?([\w.]+)", stderr)
+    return found[1] if found else ""
 
 
 def by_hand(host: Host) -> str:

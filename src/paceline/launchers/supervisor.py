@@ -26,7 +26,7 @@ from paceline.launchers.failures import Failures
 from paceline.launchers.here import Starter
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import RELEASE, save_soon
-from paceline.launchers.restart import Over
+from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
@@ -57,7 +57,7 @@ class End(Enum):
 
 
 def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> int:
-    """From the first process to the summary; the exit code comes back. `starter`: on other hosts; None: on this one."""
+    """From the first process to the summary; the exit code comes back. `starter`: see Crew."""
     began = time.monotonic()
     crew = Crew(run, starter)
     children = crew.children
@@ -193,6 +193,7 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
     if any(task.job == "ps" for task in failures):
         return EXIT_CLUSTER, error
     first = next(iter(failures.values()))  # what follows it may only be its consequence
+    first = EXIT_CLUSTER if first == LOST else first
     return (first if first in (EXIT_USAGE, EXIT_CLUSTER) else EXIT_TRAINING), error
 
 

@@ -149,6 +149,9 @@ class Team:
         if self._run.settings.resume != "none":
             self.bring_checkpoint()
 
+    def refusal(self, task: Task) -> str:
+        return ""
+
     def has_memory(self, task: Task) -> bool:
         return self._members[task].has_memory
 

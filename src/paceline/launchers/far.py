@@ -1,0 +1,208 @@
+"""HOW are tasks started on many hosts? Each has an agent that does as this side says; a host that is lost is replaced.
+
+Called by launchers/crew in place of launchers/here; launchers/restart decides, as on one host. What runs there is
+launchers/host_agent. Must never block the launcher on a host that hangs, nor leave an agent behind.
+
+A host whose ssh ends, or that says nothing for a while, is lost for this run. Its tasks end as lost, and whoever is
+started again is so on a host that has a slot left: with what it has told, a chief with the newest checkpoint. A ps that
+moves is told to everybody by cluster/moved.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.checkpoint import read
+from paceline.checkpoint.manifest import folder_name
+from paceline.checkpoint.retain import retain
+from paceline.cluster import moved
+from paceline.cluster.hosts import Host, joined
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import Task
+from paceline.errors import CheckpointError
+from paceline.launchers import agent_frames as f
+from paceline.launchers.agent_frames import Hello, Ready
+from paceline.launchers.children import Children
+from paceline.launchers.crew import Run
+from paceline.launchers.far_host import FarHost, FarProcess
+from paceline.launchers.here import Start
+from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
+from paceline.launchers.restart import LOST
+from paceline.telemetry.sink import append
+
+READY_S = 30.0
+BEAT_S = 1.0
+LOST_LEASES, LEAST_LOST_S = 3, 10.0
+
+
+def lost_s(settings: Settings) -> float:
+    """How long a host may be silent: longer than a task, which comes back by itself when a link is mended.
+
+    >>> lost_s(Settings(run_id=""))
+    15.0
+    """
+    return max(LEAST_LOST_S, LOST_LEASES * settings.lease_s)
+
+
+class Far:
+    """The tasks of a run on many hosts; `addresses`: where each host is reached by the others."""
+
+    def __init__(self, run: Run, placed: Mapping[Task, Host], addresses: Mapping[str, str]) -> None:
+        self.children = Children()
+        self._run = run
+        self._placed = {task: host.name for task, host in placed.items()}
+        self._addresses = addresses
+        self._hosts: dict[str, FarHost] = {}
+        self._begun: set[Task] = set()  # whoever was started before, where it is now
+        self._at: dict[Task, str] = {}  # addresses of ps that moved
+        self._keeping = threading.Lock()
+        self._is_over = threading.Event()
+
+    def open(self, hosts: list[Host], hellos: Mapping[str, Hello]) -> dict[str, Ready]:
+        """Start all agents at once, and wait for them; ClusterError, with nothing left running, when one fails."""
+        deadline_s = time.monotonic() + READY_S
+        try:
+            for host in hosts:
+                far = self._hosts[host.name] = FarHost(host, self._keep, self._tell_lost)
+                far.say(hellos[host.name])
+            ready = {name: far.wait_until_ready(deadline_s) for name, far in self._hosts.items()}
+        except BaseException:
+            self._close_all()
+            raise
+        threading.Thread(target=self._watch, daemon=True, name="hosts").start()
+        return ready
+
+    def refusal(self, task: Task) -> str:
+        return "" if self._host_for(task) is not None else "no other host has room for it"
+
+    def start(self, start: Start) -> None:
+        task, far = start.task, self._host_for(start.task)
+        if far is None:  # the last one went away a moment ago
+            process = FarProcess(task, self._hosts[self._placed[task]])
+            process.end(LOST)
+            self.children.add(task, process)
+            return
+        if far.host.name != self._placed[task]:
+            self._move(task, far)
+        resume = self._bring_checkpoints(far) if task == self._run.cluster.chief else ""
+        made = start.assignment
+        self._begun.add(task)
+        order = f.Start(task, made.cluster.as_dict(), made.incarnation, self._at.get(task), resume)
+        self.children.add(task, far.start(order))
+
+    def has_memory(self, task: Task) -> bool:
+        is_kept = task.job == "ps" and self._run.settings.max_restarts > 0
+        return is_kept and task in self._begun and not self._hosts[self._placed[task]].is_lost
+
+    def forget(self, task: Task) -> None:
+        self._begun.discard(task)
+        self._hosts[self._placed[task]].say(f.Forget(task))
+
+    def close(self) -> None:
+        """All processes have ended: what the hosts have yet to send comes, and then their agents go."""
+        for far in self._hosts.values():
+            far.say(f.End())
+        try:
+            for far in self._hosts.values():
+                while not far.wait_until_over(BEAT_S):  # _watch sees to it that this comes
+                    pass
+        except KeyboardInterrupt:
+            print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
+        self._close_all()
+
+    def _close_all(self) -> None:
+        self._is_over.set()
+        for far in self._hosts.values():
+            far.close()
+
+    def _watch(self) -> None:
+        """Let all agents know that somebody is there, and see who is not."""
+        limit_s = lost_s(self._run.settings)
+        while not self._is_over.wait(BEAT_S):
+            for name, far in self._hosts.items():
+                far.say(f.Beat())
+                silent_s = time.monotonic() - far.heard_s
+                if silent_s > limit_s:
+                    far.lose(f"{name} is lost: no word from it for {silent_s:.0f} s.")
+
+    def _host_for(self, task: Task) -> FarHost | None:
+        """Where it is started now: where it was, else the host with most room for it; None: there is none."""
+        own = self._hosts[self._placed[task]]
+        if not own.is_lost:
+            return own
+        rooms = {name: self._room(far, task) for name, far in self._hosts.items() if not far.is_lost}
+        best = max(rooms, key=lambda name: rooms[name], default="")
+        return self._hosts[best] if best and rooms[best] > 0 else None
+
+    def _room(self, far: FarHost, task: Task) -> int:
+        """How many more tasks like this one a host takes; any number of ps, the fewer it has the better."""
+        is_ps = task.job == "ps"
+        if not far.host.has("ps" if is_ps else "worker"):
+            return 0
+        there = [each for each, name in self._placed.items() if name == far.host.name and (each.job == "ps") == is_ps]
+        busy = [each for each in there if each not in self.children.codes]  # who has ended leaves room
+        return (len(self._placed) + 1 if is_ps else far.host.slots) - len(busy)
+
+    def _move(self, task: Task, far: FarHost) -> None:
+        """To another host: what it has told so far goes there, so that it goes on behind that."""
+        assert far.ready is not None
+        paths, lost = self._run.paths, self._placed[task]
+        self._placed[task] = far.host.name
+        self._begun.discard(task)
+        text = f"{lost} is lost; it starts on {far.host.name}"
+        if task.job == "ps":
+            self._at[task] = address = joined(self._addresses[far.host.name], far.ready.spare_ports.pop())
+            moved.write(paths.root, {task: address})
+            for each in self._hosts.values():
+                each.say(f.Moved({str(task): address}))
+            text += f", at {address}, and is restored from the newest checkpoint: what came after that is lost"
+        append(paths.telemetry(task), "warning", task=str(task), text=text)
+        for path in (paths.telemetry(task), paths.ledger(task)):
+            if path.exists():
+                far.put(whole(path, path.relative_to(paths.root).as_posix()))
+
+    def _bring_checkpoints(self, far: FarHost) -> str:
+        """The newest one to the chief's host, if it lacks it; and what `--resume PATH` names, whose name there comes
+        back."""
+        assert far.ready is not None
+        if far.ready.is_shared:
+            return ""
+        newest = read.newest(self._run.paths.checkpoints)
+        if newest is not None:
+            self._bring(far, newest)
+        resume = self._run.settings.resume
+        if resume in ("auto", "none"):
+            return ""
+        given = Path(resume)
+        inside = given / CHECKPOINTS if (given / CHECKPOINTS).is_dir() else given
+        found = given if (given / "MANIFEST.json").exists() else read.newest(inside)
+        return self._bring(far, found) if found is not None else ""
+
+    def _bring(self, far: FarHost, checkpoint: Path) -> str:
+        """A checkpoint to a host that may lack it; its name there."""
+        name = folder_name(read.examine(checkpoint).global_step)
+        if name not in far.has:
+            far.has.add(name)
+            far.put(whole(checkpoint, f"{CHECKPOINTS}/{name}"))
+        return f"{CHECKPOINTS}/{name}"
+
+    def _keep(self, far: FarHost, piece: Piece) -> None:
+        """What a host sends lies in the run folder here; a checkpoint is brought to the chief, if another wrote it."""
+        with self._keeping:
+            made = keep(self._run.paths.root, piece)
+            if made is None:
+                return
+            far.has.add(made.name)
+            try:
+                retain(made.parent, self._run.settings.keep)
+            except CheckpointError as error:
+                print(f"paceline: {error}", flush=True)
+        chief = self._hosts[self._placed[self._run.cluster.chief]]
+        if chief is not far and chief.ready is not None and not chief.ready.is_shared:
+            self._bring(chief, made)
+
+    def _tell_lost(self, far: FarHost) -> None:
+        """Once, in the telemetry of a task that is lost with it: the view shows it."""
+        for task in far.tasks[:1]:
+            append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)

@@ -1,0 +1,212 @@
+"""WHAT goes on with another host? Its agent behind ssh, what it says, and the tasks that it runs.
+
+Called by launchers/far. Threads of its own read and write, so that nobody ever waits for a host that hangs. Must never
+leave ssh behind here, nor, as its stdin ends with it, an agent there.
+"""
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from signal import SIGKILL, Signals
+
+from paceline.cluster.hosts import Host
+from paceline.cluster.spec import Task
+from paceline.errors import ClusterError, PacelineError
+from paceline.launchers import agent_frames as f
+from paceline.launchers import ssh
+from paceline.launchers.agent_frames import Ready, Told
+from paceline.launchers.mirror import Piece
+from paceline.launchers.restart import LOST
+
+AGENT = ("-P", "-m", "paceline.launchers.host_agent")
+END_S = 5.0
+EXIT_S = 1.0
+STDERR_BYTES = 16 << 10  # of what ssh and the agent say beside
+RUNNING = "running"
+
+
+class FarProcess:
+    """A task's process on another host."""
+
+    def __init__(self, task: Task, host: "FarHost") -> None:
+        self.pid = 0  # which says nothing here
+        self._task = task
+        self._host = host
+        self._code = LOST
+        self._is_over = threading.Event()
+
+    def wait(self) -> int:
+        self._is_over.wait()
+        return self._code
+
+    def end(self, code: int) -> None:
+        """It has ended so, or its host is gone."""
+        self._code = code
+        self._is_over.set()
+
+    def reap(self) -> None:
+        """Its own host does that."""
+
+    def signal(self, number: Signals) -> None:
+        self._host.say(f.Signal(self._task, number))
+
+    def signal_all(self, number: Signals) -> None:
+        self._host.say(f.Signal(self._task, number, is_all=True))
+        if number == SIGKILL and self._host.is_lost:
+            self.end(LOST)
+
+    def status(self) -> str | None:
+        return None if self._is_over.is_set() else self._host.states.get(str(self._task), RUNNING)
+
+
+class FarHost:
+    """One host: its agent, what it has said, and the tasks it runs. `on_piece` puts what it sends into the run folder;
+    `on_lost` hears why it is gone."""
+
+    def __init__(
+        self, host: Host, on_piece: Callable[["FarHost", Piece], None], on_lost: Callable[["FarHost"], None]
+    ) -> None:
+        self.host = host
+        self.ready: Ready | None = None
+        self.states: dict[str, str] = {}
+        self.is_lost = False
+        self.why = ""  # it is lost
+        self.has: set[str] = set()  # checkpoints that are there, by name
+        self.heard_s = time.monotonic()
+        self._on_piece, self._on_lost = on_piece, on_lost
+        self._lock = threading.Lock()
+        self._tasks: dict[Task, FarProcess] = {}
+        self._outbox: SimpleQueue[Told | Iterator[Piece] | None] = SimpleQueue()  # None: nothing comes any more
+        self._stderr = bytearray()
+        self._answered, self._over = threading.Event(), threading.Event()
+        self._process = ssh.start(host, ssh.python_line(host, *AGENT))
+        for target in (self._read, self._write, self._read_stderr):
+            threading.Thread(target=target, daemon=True, name=f"{target.__name__}-{host.name}").start()
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Those that run there."""
+        with self._lock:
+            return list(self._tasks)
+
+    def say(self, message: Told) -> None:
+        """Send this, soon; nobody waits for it."""
+        self._outbox.put(message)
+
+    def put(self, pieces: Iterator[Piece]) -> None:
+        """Have these in the run folder there before anything that is said from now on; nobody waits for it."""
+        self._outbox.put(pieces)
+
+    def wait_until_ready(self, deadline_s: float) -> Ready:
+        """What the agent found; ClusterError when it refuses, or says nothing."""
+        self._answered.wait(max(0.0, deadline_s - time.monotonic()))
+        if self.ready is None:
+            raise ClusterError(self.why or f"The agent on {self.host.name} did not answer in time.")
+        return self.ready
+
+    def start(self, order: f.Start) -> FarProcess:
+        """A task there; one that ends at once, where the host is lost already."""
+        process = FarProcess(order.task, self)
+        with self._lock:
+            if self.is_lost:
+                process.end(LOST)
+                return process
+            self._tasks[order.task] = process
+            self.states.pop(str(order.task), None)
+        self.say(order)
+        return process
+
+    def lose(self, why: str) -> None:
+        """It is gone: its tasks are, for this run, and it gets no more orders."""
+        with self._lock:
+            if self.is_lost:
+                return
+            self.is_lost, self.why = True, why
+        self._on_lost(self)
+        with self._lock:
+            gone, self._tasks = dict(self._tasks), {}
+        for process in gone.values():
+            process.end(LOST)
+        self._answered.set()
+        self._over.set()
+        self._outbox.put(None)
+        with suppress(OSError):
+            self._process.kill()
+
+    def wait_until_over(self, seconds: float) -> bool:
+        """Whether its agent has said its last word, or is gone."""
+        return self._over.wait(seconds)
+
+    def close(self) -> None:
+        """Nothing of it is left here; there, its agent sees the end of its stdin."""
+        self._over.set()
+        self._outbox.put(None)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def said(self) -> str:
+        """What ssh and the agent have printed beside their messages."""
+        return bytes(self._stderr).decode(errors="replace")
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        why = ""
+        try:
+            noise = f.skip_noise(stream)
+            while noise is not None and (message := f.read_heard(stream)) is not None:
+                self.heard_s = time.monotonic()
+                self._take(message)
+        except (PacelineError, OSError, ValueError) as error:
+            why = f"{self.host.name} is lost: {error}"
+        if not self._over.is_set():
+            self.lose(why or self._why_it_ended())
+
+    def _take(self, message: f.Heard) -> None:
+        if isinstance(message, f.News):
+            self._on_piece(self, message.piece)
+        elif isinstance(message, f.Beat):
+            self.states = message.states
+        elif isinstance(message, f.Exited):
+            with self._lock:
+                process = self._tasks.pop(message.task, None)
+            if process is not None:
+                process.end(message.code)
+        elif isinstance(message, f.Ready):
+            self.ready = message
+            self._answered.set()
+        elif isinstance(message, f.Refused):
+            self.lose(f"{self.host.name}: {message.why}")
+        elif isinstance(message, f.Over):
+            self._over.set()
+
+    def _why_it_ended(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(EXIT_S)
+            return ssh.told(self.host, code, self.said) if code else f"The agent on {self.host.name} has ended."
+        return f"The connection to {self.host.name} has ended."
+
+    def _write(self) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        with suppress(OSError, ValueError):
+            while (out := self._outbox.get()) is not None:
+                for message in map(f.Put, out) if isinstance(out, Iterator) else [out]:
+                    stream.write(f.frame(message))
+                    stream.flush()
+        with suppress(OSError, ValueError):
+            stream.close()
+
+    def _read_stderr(self) -> None:
+        stream = self._process.stderr
+        assert stream is not None
+        with suppress(OSError, ValueError):
+            while data := stream.read1(STDERR_BYTES):  # type: ignore[attr-defined]
+                self._stderr = (self._stderr + data)[-STDERR_BYTES:]

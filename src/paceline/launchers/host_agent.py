@@ -1,0 +1,306 @@
+"""WHO starts and watches the tasks of another host? `python -m paceline.launchers.host_agent`, started there by ssh.
+
+Started by launchers/far, one a host. It gets the run, its secret and every order on stdin, starts tasks as the launcher
+does on its own host (launchers/here), and tells on stdout what ends and what the run folder has that is new. Decides
+nothing. Must never outlive the launcher: where stdin ends, or is silent for too long, all tasks end, and so does it;
+tasks end with it in their turn (launchers/kernel).
+
+Threads: the main one obeys, because the kernel ends a task with the thread that started it; others read stdin, wait for
+exits, report, and see to it that silence is the end even where somebody hangs.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import BinaryIO
+
+import msgspec
+
+from paceline.cluster import moved
+from paceline.cluster.certificate import remove_certificate, write_certificate
+from paceline.cluster.discovery import Assignment
+from paceline.cluster.pinning import VISIBLE, visible
+from paceline.cluster.secret import Secret
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import EXIT_CLUSTER, EXIT_OK, PacelineError, ProtocolError, UsageError
+from paceline.launchers import agent_frames as f
+from paceline.launchers import gpus, here, machine, ports
+from paceline.launchers.agent_frames import Heard, Hello, Told
+from paceline.launchers.children import Exited
+from paceline.launchers.entry import check_program
+from paceline.launchers.folders import put_aside
+from paceline.launchers.mirror import Mirror, keep
+from paceline.telemetry.paths import RunPaths
+from paceline.version import VERSION
+
+REPORT_S = 0.2
+BEAT_S = 1.0
+LOOK_S = 0.05
+STOP_S = 3.0  # how long tasks may take to end by themselves when the launcher is gone
+Order = Told | Exited | None  # None: the launcher is gone
+
+
+class Speech:
+    """What the agent says; from several threads, a whole message at a time."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._stream.write(f.MAGIC)
+            self._stream.flush()
+
+    def say(self, message: Heard) -> None:
+        """To nobody, when the launcher is gone: stdin tells that."""
+        with self._lock, suppress(OSError, ValueError):
+            self._stream.write(f.frame(message))
+            self._stream.flush()
+
+
+class Folder:
+    """The run folder on this host, and what of it the launcher has yet to see."""
+
+    def __init__(self, hello: Hello) -> None:
+        shared = Path(hello.settings.run_dir or "")
+        self.is_shared = (shared / hello.token).exists()
+        self.paths = RunPaths(shared if self.is_shared else hello.run_dir)
+        self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
+        self._mirror = Mirror(self.paths.root)
+        self._lock = threading.Lock()
+        self.paths.create()
+        if not self.is_shared:
+            put_aside(self.paths)  # of an earlier run in this folder
+            self._mirror.skip()
+            self.paths.config.write_bytes(msgspec.json.encode(hello.settings))
+        if hello.certificate and not self.is_shared:
+            write_certificate(self.paths.root, hello.certificate, hello.key)
+
+    def put(self, order: f.Put) -> None:
+        """A file that the launcher wants to be here."""
+        if not self.is_shared:
+            with self._lock:
+                made = keep(self.paths.root, order.piece)
+                name = made.relative_to(self.paths.root).as_posix() if made is not None else order.piece.path
+                self._mirror.skip([name])
+
+    def report(self, speech: Speech, with_large: bool, is_all: bool = False) -> None:
+        """Send what is new; all of it, or what a moment allows."""
+        if self.is_shared:
+            return
+        with self._lock:
+            while pieces := self._mirror.pieces(with_large=with_large):
+                for piece in pieces:
+                    speech.say(f.News(piece))
+                if with_large and not is_all:
+                    return
+
+    def finish(self, speech: Speech) -> None:
+        """Everything, and then nothing is left here that was not here before."""
+        with self._lock:
+            self._mirror.finish()
+        self.report(speech, with_large=True, is_all=True)
+        if not self.is_shared and self.paths.root in self._made:
+            shutil.rmtree(self.paths.root, ignore_errors=True)
+        with suppress(OSError):  # others may have runs there
+            for folder in self._made[1:]:
+                folder.rmdir()
+
+    def hide(self) -> None:
+        """No key stays behind, whatever happens."""
+        if not self.is_shared:
+            remove_certificate(self.paths.root)
+
+
+class Agent:
+    """The tasks of this host, as the launcher orders them."""
+
+    def __init__(self, hello: Hello, speech: Speech) -> None:
+        self._hello = hello
+        self._speech = speech
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._heard_s = time.monotonic()
+        self._is_over = threading.Event()
+        self._held = ports.Reserved()
+        check_program(hello.program)
+        self.folder = Folder(hello)
+        self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
+        self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
+        self._cores = machine.cores()
+        self._threads = hello.threads or str(max(1, self._cores // max(1, hello.num_workers)))
+        environ = environ_of(hello, self._threads)
+        self._cards = gpus.cards(environ)
+        self._here = here.Here(environ, hello.program, hello.settings, hello.ps)
+        self.children = self._here.children
+
+    def ready(self) -> f.Ready:
+        """Hold the ports of the tasks to come, and say what this host has."""
+        self._held.hold(self._hello.ports)
+        return f.Ready(
+            host=os.uname().nodename,
+            cores=self._cores,
+            threads=self._threads,
+            cards=self._cards,
+            run_dir=str(self.folder.paths.root),
+            is_shared=self.folder.is_shared,
+            spare_ports=self._held.anywhere(self._hello.num_spare_ports),
+        )
+
+    def obey(self, stdin: BinaryIO) -> bool:
+        """Until the launcher says that the run is over (True), or is gone."""
+        threading.Thread(target=self._listen, args=(stdin,), daemon=True, name="listen").start()
+        for target in (self._wait, self._report, self._watch):
+            threading.Thread(target=target, daemon=True, name=target.__name__).start()
+        while True:
+            order = self._orders.get()
+            if order is None:
+                return False
+            if isinstance(order, f.End):
+                return True
+            self._do(order)
+
+    def leave(self) -> None:
+        """As if the launcher were gone; safe in a signal handler."""
+        self.children.is_interrupted = True  # it reaches a task, too, that is being born just now
+        self._orders.put(None)
+
+    def _do(self, order: Told | Exited) -> None:
+        if isinstance(order, Exited):
+            self.folder.report(self._speech, with_large=False)
+            self._speech.say(f.Exited(order.task, order.code))
+        elif isinstance(order, f.Start):
+            self._start(order)
+        elif isinstance(order, f.Signal):
+            send = self.children.signal_all if order.is_all else self.children.signal
+            send(order.task, signal.Signals(order.number))
+        elif isinstance(order, f.Forget):
+            self._here.forget(order.task)
+        elif isinstance(order, f.Put):
+            self.folder.put(order)
+        elif isinstance(order, f.Moved) and not self.folder.is_shared:
+            moves = {Task.parse(name): address for name, address in order.addresses.items()}
+            moved.write(self.folder.paths.root, moves)
+
+    def _start(self, order: f.Start) -> None:
+        settings = self._settings
+        if order.resume:
+            settings = msgspec.structs.replace(settings, resume=str(self.folder.paths.root / order.resume))
+        cluster = ClusterSpec(order.cluster)
+        made = Assignment(cluster, order.task, order.incarnation, settings, self._secret, "launcher", order.at)
+        program = None if order.task.job == "ps" else self._hello.program
+        log = self.folder.paths.logs(order.task)
+        try:
+            self._here.start(here.Start(made, program, log))
+        except OSError as error:
+            with log.open("a") as file:
+                file.write(f"paceline: error: no process could be started: {error}\n")
+            self._orders.put(Exited(order.task, EXIT_CLUSTER))
+
+    def _listen(self, stdin: BinaryIO) -> None:
+        while True:
+            try:
+                order = f.read_told(stdin)
+            except (OSError, ProtocolError):
+                order = None
+            self._heard_s = time.monotonic()
+            if order is None:
+                self.leave()
+                return
+            if not isinstance(order, f.Beat):
+                self._orders.put(order)
+
+    def _watch(self) -> None:
+        """Silence is the end; and if nobody can hear that either, by force."""
+        while time.monotonic() - self._heard_s <= self._hello.silence_s:
+            if self._is_over.wait(BEAT_S):
+                return
+        self.leave()
+        if not self._is_over.wait(4 * STOP_S):
+            self.children.kill()
+            os._exit(EXIT_CLUSTER)
+
+    def _wait(self) -> None:
+        while True:
+            event = self.children.next_event(BEAT_S)
+            if isinstance(event, Exited):
+                self._orders.put(event)
+
+    def _report(self) -> None:
+        beat_s = 0.0
+        while not self._is_over.wait(REPORT_S):
+            if time.monotonic() - beat_s >= BEAT_S:
+                beat_s = time.monotonic()
+                states = {str(task): self.children.status(task) or "" for task in self.children.running()}
+                self._speech.say(f.Beat(states))
+            self.folder.report(self._speech, with_large=True)
+
+    def end(self, is_over: bool) -> None:
+        """Nothing runs any more; what is left to tell is told, if somebody listens."""
+        if not is_over:
+            self.children.send(self.children.running(), signal.SIGTERM)
+            self._until_gone(STOP_S)
+        self.children.kill()
+        self._until_gone(STOP_S)
+        self._here.close()
+        self._held.release()
+        if is_over:
+            self.folder.finish(self._speech)
+            self._speech.say(f.Over())
+        self._is_over.set()
+
+    def _until_gone(self, seconds: float) -> None:
+        """Exits are taken by another thread."""
+        deadline = time.monotonic() + seconds
+        while self.children.running() and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+
+
+def environ_of(hello: Hello, threads: str) -> dict[str, str]:
+    """What every task of this host finds around it: this host's own, what the launcher sent, so many cards."""
+    around = {**os.environ, **hello.environ}
+    if hello.gpus is not None:
+        around[VISIBLE] = ",".join(visible(around.get(VISIBLE), gpus.present())[: hello.gpus])
+    return here.environ(around, threads)
+
+
+def main() -> int:
+    """Be the agent of this host until the run is over."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the launcher's affair; a handler is not inherited
+    stdin = sys.stdin.buffer
+    speech = Speech(os.fdopen(os.dup(1), "wb"))
+    os.dup2(2, 1)  # what anybody prints here is no message
+    speech.begin()
+    hello = f.read_told(stdin)
+    if not isinstance(hello, Hello):
+        return EXIT_OK
+    try:
+        check_version(hello)
+        agent = Agent(hello, speech)
+        speech.say(agent.ready())
+    except (PacelineError, OSError) as error:
+        speech.say(f.Refused(str(error)))
+        return EXIT_CLUSTER
+    signal.signal(signal.SIGTERM, lambda *_: agent.leave())
+    try:
+        agent.end(agent.obey(stdin))
+    finally:
+        agent.folder.hide()
+    return EXIT_OK
+
+
+def check_version(hello: Hello) -> None:
+    """Tasks of two versions would not understand each other."""
+    if hello.version != VERSION:
+        raise UsageError(f"it has paceline {VERSION}, and the launcher {hello.version}; install the same version.")
+
+
+if __name__ == "__main__":
+    os._exit(main())  # a thread that still reads stdin would abort a plain end

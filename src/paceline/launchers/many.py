@@ -1,0 +1,173 @@
+"""HOW is a cluster started on several hosts? Checks here and there, the code copied if asked, agents, then as on one.
+
+Called by `paceline run --hosts`. Must never start a task before every check has passed, on every host.
+
+1. what can be said without asking anybody: the flags, where every task goes
+2. all hosts are asked at once (launchers/preflight)
+3. --sync-code (launchers/syncing)
+4. the run folder, and an agent on every host (launchers/far)
+5. launchers/supervisor, which decides everything, as on one host
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster import hosts as placing
+from paceline.cluster.certificate import check_can_make
+from paceline.cluster.hosts import Host, joined, tasks_on
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.cluster.validate import check
+from paceline.errors import EXIT_OK, UsageError
+from paceline.launchers import closing, local, preflight, syncing
+from paceline.launchers.agent_frames import Hello, Ready
+from paceline.launchers.crew import Run
+from paceline.launchers.entry import Program, check_program
+from paceline.launchers.far import Far, lost_s
+from paceline.launchers.local import Request
+from paceline.launchers.nursery import VARIABLE as NURSERY
+from paceline.launchers.preflight import Report
+from paceline.launchers.supervisor import Patience, supervise
+from paceline.telemetry.lines import cluster_lines
+from paceline.transport.security import keys_dir_of
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+from paceline.version import VERSION
+
+Placed = dict[Task, Host]
+THREADS = "OMP_NUM_THREADS"
+MORE_SILENCE_S = 5.0  # an agent waits for longer than the launcher, which then knows first
+
+
+class Hosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Which hosts, the flags that named them, and whether they get the code."""
+
+    named: tuple[Host, ...]
+    flags: tuple[str, ...] = ()
+    sync_code: bool = False
+
+
+def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int:
+    """Run a cluster on these hosts to its end; the exit code comes back."""
+    placed = checked(request, hosts)  # 1
+    report = preflight.of_run(without_folders(placed) if hosts.sync_code else placed)  # 2
+    report.check()
+    cluster = report.cluster(placed)
+    check(request.settings, cluster)
+    code = syncing.code_of(request.program, Path.cwd())
+    used = list({host.name: host for host in placed.values()}.values())
+    if hosts.sync_code:
+        print(syncing.told(code, syncing.sync(code, used)), flush=True)  # 3
+    paths = local.folder_of(request)
+    with local.held(paths):
+        made = local.run_in(request, cluster, paths, threads="", hosts=hosts.flags)  # 4
+        local.fill(made, {task: {"host": host.name} for task, host in placed.items()})
+        program = code.program if hosts.sync_code else program_there(request.program)
+        far = Far(made, placed, {name: seen.address for name, seen in report.seen.items()})
+        with syncing.token_in(paths.root) as token:
+            told = {host.name: hello(made, program, placed, host, token) for host in used}
+            ready = far.open(used, told)
+        announce(made, placed, ready, report)
+        return supervise(made, patience or Patience(), far)  # 5
+
+
+def dry_run(request: Request, hosts: Hosts) -> int:
+    """Print which task would go where, and ask no host anything."""
+    placed = checked(request, hosts)
+    settings = request.settings
+    for host in hosts.named:
+        print(f"{host.name}: {names(tasks_on(placed, host), settings.started_workers) or 'no task'}")
+    print(f"mode {settings.mode_spec}, placement {settings.placement}, lane {settings.lane}, data {settings.data}")
+    print("Dry run: no host was asked, and nothing was started.")
+    return EXIT_OK
+
+
+def checked(request: Request, hosts: Hosts) -> Placed:
+    """Where every task goes, or a UsageError; nobody has been asked anything."""
+    if request.settings.plain:
+        raise UsageError("--plain starts tasks on this host only; leave out --hosts, or start each with its own flags.")
+    if not isinstance(request.ps, int):
+        raise UsageError("--hosts says where tasks go, and so do --ps-hosts and --worker-hosts; leave one out.")
+    check_program(request.program)
+    num_workers = request.workers if isinstance(request.workers, int) else None
+    placed = placing.placed(hosts.named, request.ps, num_workers)
+    jobs: dict[str, list[str]] = {}
+    for number, (task, host) in enumerate(placed.items(), start=1):
+        jobs.setdefault(task.job, []).append(joined(host.name, number))  # as yet no port is known
+    check(request.settings, ClusterSpec(jobs))
+    if request.settings.tls:
+        check_can_make()
+    local.check_folder(request)
+    local.check_resume(request.settings.resume)
+    return {task: in_folder(host) for task, host in placed.items()}
+
+
+def in_folder(host: Host) -> Host:
+    """Where nothing is said, tasks start in the folder of the same name there."""
+    return host if host.folder else msgspec.structs.replace(host, folder=os.getcwd())
+
+
+def without_folders(placed: Placed) -> Placed:
+    """The same hosts, asked before their folders are there."""
+    return {task: msgspec.structs.replace(host, folder="") for task, host in placed.items()}
+
+
+def program_there(program: Program) -> Program:
+    """The script below a host's folder, if it is below this one; else at the same path."""
+    return syncing.code_of(program, Path.cwd()).program if _is_below(program) else program
+
+
+def _is_below(program: Program) -> bool:
+    script = Path(os.path.normpath(Path.cwd() / program.script))
+    return program.is_module or script.is_relative_to(Path.cwd())
+
+
+def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) -> Hello:
+    """All that the agent of one host must know."""
+    secret, root = run.paths.read_secret(), run.paths.root
+    keys = keys_dir_of(secret)
+    here = Path.cwd()
+    workers = [task for task in tasks_on(placed, host) if task in run.started]
+    return Hello(
+        version=VERSION,
+        settings=run.settings,
+        program=program,
+        ps=run.cluster.ps,
+        secret=bytes(secret),
+        certificate=(keys / CERTIFICATE).read_bytes() if keys is not None else b"",
+        key=(keys / PRIVATE_KEY).read_bytes() if keys is not None else b"",
+        run_dir=str(root.relative_to(here)) if root.is_relative_to(here) else f"runs/{root.name}",
+        token=token,
+        num_workers=len(workers),
+        threads=os.environ.get(THREADS, ""),
+        gpus=host.gpus,
+        environ={name: os.environ[name] for name in (NURSERY,) if name in os.environ},
+        ports=[int(run.cluster.address(task).rpartition(":")[2]) for task in tasks_on(placed, host)],
+        num_spare_ports=len(run.cluster.ps),
+        silence_s=lost_s(run.settings) + MORE_SILENCE_S,
+    )
+
+
+def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report) -> None:
+    """The first lines: the run folder, the cluster, and who is where."""
+    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
+    for name, told in ready.items():
+        tasks = [task for task, host in placed.items() if host.name == name]
+        where = "this run folder" if told.is_shared else f"{told.run_dir} meanwhile"
+        cards = f", {told.cards} cards" if told.cards else ""
+        has = f"{told.cores} cores{cards}, OMP_NUM_THREADS={told.threads}"
+        lines.append(f"{name}: {names(tasks, run.settings.started_workers)}; {has}; {where}")
+    lines += [f"Note: {problem.sentence}" for problem in report.problems]
+    lines += local.notes(run.settings, run.cluster, closing.shown(run.paths.root))
+    print("\n".join(lines), flush=True)
+
+
+def names(tasks: Sequence[Task], started: int | None) -> str:
+    """Tasks in a line; those of an elastic cluster that are not started at first are marked.
+
+    >>> names([Task("ps", 0), Task("worker", 1)], started=1)
+    'ps:0, worker:1 (may join)'
+    """
+    is_later = [task.job != "ps" and started is not None and task.index >= started for task in tasks]
+    return ", ".join(f"{task}{' (may join)' if later else ''}" for task, later in zip(tasks, is_later, strict=True))

@@ -1,0 +1,180 @@
+"""CAN these hosts form a cluster? All of them are asked at once, before anything starts, in a few seconds.
+
+Called by whoever starts tasks on other hosts, and by `paceline doctor`. Must never start a task, leave a process on a
+host, nor let one host that does not answer hide what is wrong with the others.
+
+    1. every host: ssh, its python, its paceline, `launchers/probe` (versions, cores, cards, free ports)
+    2. its clock, beside this machine's; its address, where it is called localhost here and not by the others
+    3. between the hosts: latency and bytes a second, disjoint pairs at the same time
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from paceline.cluster.hosts import Host, joined, tasks_on
+from paceline.cluster.secret import is_loopback
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import ClusterError
+from paceline.launchers import diagnosis, machine, ssh
+from paceline.launchers.diagnosis import Problem, Seen
+from paceline.launchers.links import Link
+from paceline.launchers.probe import AskAddress, AskClock, AskLink, AskLook
+from paceline.launchers.ssh import at_once
+from paceline.launchers.talk import Talk
+
+LOOK_S, CLOCK_S, LINK_S = 12.0, 3.0, 9.0  # how long an answer may take
+LINKS_S = 3.0  # for all pairs together
+PAIR_S = 0.3
+CLOCKS = 3
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of all hosts, by their names, and what is wrong."""
+
+    seen: dict[str, Seen] = {}
+    links: dict[tuple[str, str], Link | str] = {}  # a text: why there is none
+    problems: tuple[Problem, ...] = ()
+    seconds: float = 0.0
+
+    def check(self) -> None:
+        """Raise ClusterError with a sentence for each problem with which no run should start."""
+        if found := diagnosis.fatal(self.problems):
+            raise ClusterError(" ".join(problem.sentence for problem in found))
+
+    def cluster(self, placed: Mapping[Task, Host]) -> ClusterSpec:
+        """Every task at its host's address and at a port that is free there."""
+        jobs: dict[str, list[str]] = {}
+        left = {name: iter(seen.ports) for name, seen in self.seen.items()}
+        for task, host in placed.items():
+            jobs.setdefault(task.job, []).append(joined(self.seen[host.name].address, next(left[host.name])))
+        return ClusterSpec(jobs)
+
+
+def of_run(placed: Mapping[Task, Host]) -> Report:
+    """The hosts of a run: a port for every task, and the ways between a ps and everybody else."""
+    hosts = list({host.name: host for host in placed.values()}.values())
+    holders = [host.name for task, host in placed.items() if task.job == "ps"]
+    others = [host.name for host in hosts]
+    pairs = list(dict.fromkeys(tuple(sorted((a, b))) for a in holders for b in others if a != b))
+    return look(hosts, {host.name: len(tasks_on(dict(placed), host)) for host in hosts}, [(a, b) for a, b in pairs])
+
+
+def look(
+    hosts: Sequence[Host],
+    num_ports: Mapping[str, int] | None = None,
+    pairs: Iterable[tuple[str, str]] | None = None,
+    given: Mapping[str, tuple[int, ...]] | None = None,
+) -> Report:
+    """Ask all hosts; `pairs` are those whose way is measured, all of them where nothing is said; `given` are ports that
+    must be free."""
+    begun_s = time.monotonic()
+    here = machine.look()
+    talks: dict[str, Talk] = {}
+    try:
+        addresses = ssh.addresses(hosts)
+        talks = {host.name: Talk(host) for host in hosts}
+        found = at_once(
+            lambda host: _seen(
+                talks[host.name],
+                addresses[host.name],
+                (num_ports or {}).get(host.name, 0),
+                (given or {}).get(host.name, ()),
+            ),
+            hosts,
+        )
+        seen = {each.host.name: each for each in found if isinstance(each, Seen)}
+        problems = [each for each in found if isinstance(each, Problem)]
+        seen = _with_addresses(talks, seen)
+        for each in seen.values():
+            problems += diagnosis.of_host(each, here, ssh.pip_line(each.host))
+        names = list(seen)
+        every = [(a, b) for number, a in enumerate(names) for b in names[number + 1 :]] if pairs is None else pairs
+        links = _links(talks, seen, [(a, b) for a, b in every if a in seen and b in seen])
+    finally:
+        at_once(Talk.close, list(talks.values()))
+    for (a, b), link in links.items():
+        problems += diagnosis.of_link(seen[a], seen[b], link)
+    return Report(seen=seen, links=links, problems=tuple(problems), seconds=time.monotonic() - begun_s)
+
+
+def _seen(talk: Talk, address: str, num_ports: int, given: tuple[int, ...]) -> Seen | Problem:
+    host = talk.host
+    question = AskLook(token=talk.token, num_ports=num_ports, between=host.ports, given=given)
+    try:
+        told = talk.ask(question, LOOK_S)
+        clock_s, within_s = min((_clock(talk) for _ in range(CLOCKS)), key=lambda each: each[1])
+    except ClusterError as error:
+        return Problem(where=host.name, sentence=str(error), is_fatal=True)
+    assert told.machine is not None
+    return Seen(
+        host=host,
+        machine=told.machine,
+        address=address,
+        ports=told.ports,
+        taken=told.taken,
+        num_ports=num_ports,
+        clock_s=clock_s,
+        clock_within_s=within_s,
+        sink_port=told.sink_port,
+    )
+
+
+def _clock(talk: Talk) -> tuple[float, float]:
+    """How far its clock is ahead of ours, and how well that is known: the answer left in the middle, more or less."""
+    begun_s, begun = time.time(), time.monotonic()
+    at_s = talk.ask(AskClock(), CLOCK_S).at_s
+    half_s = (time.monotonic() - begun) / 2
+    return at_s - (begun_s + half_s), half_s
+
+
+def _with_addresses(talks: Mapping[str, Talk], seen: dict[str, Seen]) -> dict[str, Seen]:
+    """Where a host is on loopback for us, and others are not: the address from which it reaches them."""
+    outside = [each.address for each in seen.values() if not is_loopback(each.address)]
+    if not outside:
+        return seen
+    found = dict(seen)
+    for name, each in seen.items():
+        if is_loopback(each.address) and not each.host.address:
+            with suppress(ClusterError):  # then its own address stays, and the others say that they do not reach it
+                told = talks[name].ask(AskAddress(outside[0]), CLOCK_S)
+                found[name] = msgspec.structs.replace(each, address=told.address or each.address)
+    return found
+
+
+def _links(
+    talks: Mapping[str, Talk], seen: Mapping[str, Seen], pairs: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Link | str]:
+    turns = disjoint(pairs)
+    seconds = min(PAIR_S, LINKS_S / 2 / max(1, len(turns)))
+
+    def measured(pair: tuple[str, str]) -> Link | str:
+        there = seen[pair[1]]
+        token = talks[pair[1]].token
+        question = AskLink(host=there.address, port=there.sink_port, token=token, seconds=seconds)
+        try:
+            told = talks[pair[0]].ask(question, LINK_S)
+        except ClusterError as error:
+            return str(error)
+        return told.link or told.error
+
+    return {pair: link for turn in turns for pair, link in zip(turn, at_once(measured, turn), strict=True)}
+
+
+def disjoint(pairs: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """The pairs in turns: in each, no host takes part twice.
+
+    >>> disjoint([("a", "b"), ("a", "c"), ("b", "c"), ("c", "d")])
+    [[('a', 'b'), ('c', 'd')], [('a', 'c')], [('b', 'c')]]
+    """
+    turns: list[list[tuple[str, str]]] = []
+    for pair in pairs:
+        for turn in turns:
+            if not any(host in each for each in turn for host in pair):
+                turn.append(pair)
+                break
+        else:
+            turns.append([pair])
+    return turns

@@ -1,0 +1,154 @@
+"""WHAT does a host say about itself? `python -m paceline.launchers.probe`: questions on stdin, answers on stdout.
+
+Started by launchers/preflight through ssh, on every host at once. A question and an answer are a line of JSON each; an
+answer begins with MARK, because a login shell may print, too. It holds the ports that it found until stdin ends, and
+ends with it. Must never import torch, listen longer than it is asked, nor change anything on the host.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from paceline.cluster.listening import by_whom
+from paceline.launchers.links import Link, Sink, bound, measure, own_address
+from paceline.launchers.machine import Machine, look
+
+MARK = b"paceline-probe "
+LONGEST_S = 60.0
+
+
+class AskLook(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+    """Who are you, and where could tasks listen?"""
+
+    token: bytes  # of those who may measure the way to this host
+    num_ports: int = 0
+    between: tuple[int, int] | None = None  # where ports may lie
+    given: tuple[int, ...] = ()  # ports that were asked for by number
+
+
+class AskClock(msgspec.Struct, frozen=True, tag="clock"):
+    """What time is it?"""
+
+
+class AskAddress(msgspec.Struct, frozen=True, tag="address"):
+    """Which of your addresses does this host see?"""
+
+    host: str
+
+
+class AskLink(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
+    """How fast is the way from you to this sink?"""
+
+    host: str
+    port: int
+    token: bytes
+    seconds: float
+
+
+Ask = AskLook | AskClock | AskAddress | AskLink
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To any of them; `error` says why there is no other."""
+
+    at_s: float
+    error: str = ""
+    machine: Machine | None = None
+    ports: tuple[int, ...] = ()
+    taken: dict[int, str] = {}  # a port that was asked for -> by whom, as far as that is seen
+    sink_port: int = 0
+    address: str = ""
+    link: Link | None = None
+
+
+class Probe:
+    """One host, as it answers; holds its sink and its ports."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+        self._sink: Sink | None = None
+
+    def answer(self, ask: Ask) -> Answer:
+        """An error of the network is an answer, too."""
+        try:
+            if isinstance(ask, AskLook):
+                return self._look(ask)
+            if isinstance(ask, AskAddress):
+                return Answer(at_s=time.time(), address=own_address(ask.host))
+            if isinstance(ask, AskLink):
+                return Answer(at_s=time.time(), link=measure(ask.host, ask.port, ask.token, ask.seconds))
+            return Answer(at_s=time.time())
+        except OSError as error:
+            return Answer(at_s=time.time(), error=reason(error))
+
+    def close(self) -> None:
+        """Let go of the ports."""
+        if self._sink is not None:
+            self._sink.close()
+        while self._held:
+            self._held.pop().close()
+
+    def _look(self, ask: AskLook) -> Answer:
+        taken = {port: by for port in ask.given if (by := self._taken(port)) is not None}
+        try:
+            free = [self._hold(ask.between) for _ in range(ask.num_ports)]
+            self._sink = Sink(ask.token, self._left(ask.between))
+        except OSError:
+            free = []  # too few are free there
+        return Answer(
+            at_s=time.time(),
+            machine=look(),
+            ports=tuple(free),
+            taken=taken,
+            sink_port=self._sink.port if self._sink else 0,
+        )
+
+    def _hold(self, between: tuple[int, int] | None) -> int:
+        self._held.append(bound(self._left(between)))
+        return int(self._held[-1].getsockname()[1])
+
+    def _left(self, between: tuple[int, int] | None) -> list[int] | None:
+        """The ports that we do not hold: a second socket of ours would be let in."""
+        if between is None:
+            return None
+        held = {each.getsockname()[1] for each in self._held}
+        return [port for port in range(between[0], between[1] + 1) if port not in held]
+
+    def _taken(self, port: int) -> str | None:
+        try:
+            self._held.append(bound([port]))
+        except OSError:
+            return by_whom(port)
+        return None
+
+
+def reason(error: OSError) -> str:
+    """Why a connection failed, in the fewest words."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ConnectionAbortedError):
+        return "another machine answers there"
+    return (error.strerror or str(error)).lower()
+
+
+def main() -> None:
+    """Answers until stdin ends."""
+    probe = Probe()
+    guard = threading.Timer(LONGEST_S, os._exit, (1,))
+    guard.daemon = True
+    guard.start()
+    try:
+        for line in sys.stdin.buffer:
+            answer = probe.answer(msgspec.json.decode(line, type=Ask))
+            sys.stdout.buffer.write(MARK + msgspec.json.encode(answer) + b"\n")
+            sys.stdout.buffer.flush()
+    finally:
+        probe.close()
+
+
+if __name__ == "__main__":
+    main()

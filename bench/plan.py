@@ -23,8 +23,8 @@ import numpy as np
 from paceline.cluster.slow import parse
 from paceline.errors import PacelineError, UsageError
 from paceline.lab.cells import NONE
-from paceline.lab.kept import differences
-from paceline.lab.result import Provenance, provenance
+from paceline.lab.results.kept import differences
+from paceline.lab.results.result import Provenance, provenance
 from paceline.lab.scenario import Amounts
 from paceline.launchers.entry import Program
 from paceline.plan.calibrate import SEED, Ran, calibrate, num_cores, timed_run

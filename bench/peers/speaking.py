@@ -1,4 +1,4 @@
-"""HOW does a peer speak with the lab? Orders on stdin, times on stdout (src/paceline/lab/processes.py), and the data.
+"""HOW does a peer speak with the lab? Orders on stdin, times on stdout (lab/measuring/processes.py), and the data.
 
 Used by every peer in this folder, whose own folder is the first on Python's path. Needs nothing but numpy.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import Processes
 
-from paceline.lab import soak
+from paceline.lab.matrices import soak
 
 
 @pytest.mark.slow

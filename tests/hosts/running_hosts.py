@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from processes import AUDIT, BIN, GONE_S, Process, Processes
 
-from paceline.lab import hosts as namespaces
+from paceline.lab.measuring import hosts as namespaces
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 PRIVILEGES = Path("/run/sshd")  # sshd wants it, and a machine whose sshd never ran does not have it

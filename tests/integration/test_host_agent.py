@@ -1,4 +1,4 @@
-"""The agent of a host as a real process over a pipe: it does as told, tells what happens, and never outlives anybody."""
+"""The agent of a host as a real process over a pipe: it does as told, tells all, and never outlives anybody."""
 
 import os
 import signal
@@ -126,13 +126,18 @@ def test_a_folder_that_both_see_is_used_as_it_is(agent: Agent) -> None:
     shared = agent.folder / "elsewhere"
     shared.mkdir()
     (shared / ".t").touch()
-    ready = agent.begin(TELLS)
+    ready = agent.begin(TELLS, run_dir=str(shared))
     assert ready.is_shared and ready.run_dir == str(shared)
     agent.say(f.Start(WORKER, CLUSTER, 1))
     agent.hear(f.Exited)
     agent.say(f.End())
     agent.hear(f.Over)
     assert not (agent.folder / "back").exists() and "I am" in (shared / "logs" / "worker-0.log").read_text()
+
+
+def test_a_folder_elsewhere_that_only_the_launcher_sees_is_not_made_here(agent: Agent) -> None:
+    ready = agent.begin(TELLS, run_dir=str(agent.folder / "elsewhere"))
+    assert not ready.is_shared and ready.run_dir == str(agent.folder / "runs" / "r")
 
 
 def test_signals_arrive(agent: Agent) -> None:

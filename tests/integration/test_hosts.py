@@ -10,12 +10,12 @@ from process_fixtures import PROGRAMS
 from processes import AUDIT, Gate, Processes
 
 from paceline.cluster.spec import Task
-from paceline.lab.curves import TOLD
-from paceline.lab.hosts import hosts, lacking
-from paceline.lab.processes import output_of
-from paceline.lab.pushes import Pushes
-from paceline.lab.watched import Watched, net_of
-from paceline.lab.whole_runs import read
+from paceline.lab.measuring.hosts import hosts, lacking
+from paceline.lab.measuring.processes import output_of
+from paceline.lab.measuring.whole_runs import read
+from paceline.lab.scripts.curves import TOLD
+from paceline.lab.scripts.pushes import Pushes
+from paceline.lab.scripts.watched import Watched, net_of
 from paceline.telemetry.paths import RunPaths
 
 MODEL_BYTES = 4 * (2 * 784 * 200 + 200 + 784)
@@ -43,7 +43,7 @@ def test_a_cluster_over_two_hosts_is_watched(processes: Processes, tmp_path: Pat
     program = ("-m", "paceline.launchers.demos.autoencoder", "--images", "1280", "--epochs", "1")
     hosts_flag = ("--hosts", "ps:0,worker:0/worker:1", "--settings", '{"save_every":"none"}')
     run = processes.start(
-        sys.executable, "-m", "paceline.lab.hosts_script", "--run-dir", tmp_path, *hosts_flag, *program
+        sys.executable, "-m", "paceline.lab.scripts.hosts_script", "--run-dir", tmp_path, *hosts_flag, *program
     )
     run.ends_with(0)
     done = read(RunPaths(tmp_path))
@@ -62,7 +62,12 @@ def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(
     program = ("-m", "train", f"--gate=0:5:{gate.path}")
     hosts_flag = ("--run-dir", tmp_path / "run", "--hosts", "ps:0,worker:0")
     run = processes.start(
-        sys.executable, "-m", "paceline.lab.hosts_script", *hosts_flag, *program, PYTHONPATH=f"{AUDIT}:{PROGRAMS}"
+        sys.executable,
+        "-m",
+        "paceline.lab.scripts.hosts_script",
+        *hosts_flag,
+        *program,
+        PYTHONPATH=f"{AUDIT}:{PROGRAMS}",
     )
     standing = gate.arrival()
     run.signal(signal.SIGINT)
@@ -73,7 +78,7 @@ def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(
 
 def test_null_workers_push_and_all_end(processes: Processes, tmp_path: Path) -> None:
     counts = ("--bytes", "100000", "--workers", "3", "--ps", "2", "--lane", "tcp", "--seconds", "0.05")
-    run = processes.start(sys.executable, "-m", "paceline.lab.scale_script", *counts, "--told", tmp_path / TOLD)
+    run = processes.start(sys.executable, "-m", "paceline.lab.scripts.scale_script", *counts, "--told", tmp_path / TOLD)
     run.ends_with(0)
     found = msgspec.json.decode((tmp_path / TOLD).read_bytes(), type=Pushes)
     assert len(found.workers) == 3 and all(each.count > 0 for each in found.workers)

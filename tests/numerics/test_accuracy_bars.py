@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EXIT_OK
-from paceline.lab import accuracy, budget
-from paceline.lab.accuracy import SEEDS, Told, in_order, verdict_lines
 from paceline.lab.cells import Cell, Finished
+from paceline.lab.matrices import accuracy, budget
+from paceline.lab.matrices.accuracy import SEEDS, Told, in_order, verdict_lines
+from paceline.lab.measuring.starting import slug
+from paceline.lab.measuring.whole_runs import read
 from paceline.lab.progress import Progress
-from paceline.lab.result import ResultFile
+from paceline.lab.results.result import ResultFile
 from paceline.lab.run import measure
 from paceline.lab.scenario import Matrix, only
-from paceline.lab.starting import slug
-from paceline.lab.whole_runs import read
 from paceline.telemetry.paths import RunPaths
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"

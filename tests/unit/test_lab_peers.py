@@ -1,6 +1,5 @@
 """ARE other systems measured fairly, and are the bars computed from the same run? Matrix, groups, verdicts, peers."""
 
-import doctest
 import json
 import os
 import subprocess
@@ -13,19 +12,16 @@ import numpy as np
 import psutil
 import pytest
 
-from paceline.lab import peers, starting
-from paceline.lab.processes import Group, Process, Times
+from paceline.lab.matrices import peers
+from paceline.lab.measuring import starting
+from paceline.lab.measuring.processes import Group, Process, Times
+from paceline.lab.measuring.starting import find_peer, peers_python
 from paceline.lab.scenario import Kind, Measured, Pair, Segment, groups, of_group, only, plan
-from paceline.lab.start_script import imports
-from paceline.lab.starting import find_peer, peers_python
+from paceline.lab.scripts.start_script import imports
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "bench" / "peers"
 MATRIX = peers.matrix()
-
-
-def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(peers).failed == 0
 
 
 # --- the matrix ---------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.errors import UsageError
-from paceline.lab import comparing, facts, flat, reading, telling
-from paceline.lab.limits import verdict
-from paceline.lab.watched import Watched
+from paceline.lab.results import comparing, facts, flat, reading, telling
+from paceline.lab.results.limits import verdict
+from paceline.lab.scripts.watched import Watched
 from paceline.telemetry.limit import Limit
 
 COMMITTED = sorted(Path(__file__).parents[2].glob("docs/results/*.jsonl"))

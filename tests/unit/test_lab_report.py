@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.lab import plots, reading, report, series
 from paceline.lab.cells import Worker
-from paceline.lab.drawables import Bars, Group, Line, Lines
-from paceline.lab.lines import Measured, Result
-from paceline.lab.watched import Look, Watched
+from paceline.lab.results import plots, reading, report, series
+from paceline.lab.results.drawables import Bars, Group, Line, Lines
+from paceline.lab.results.lines import Measured, Result
+from paceline.lab.scripts.watched import Look, Watched
 from paceline.telemetry.records import SplitMs
 from paceline.telemetry.usage import Net
 
@@ -102,7 +102,7 @@ def test_without_matplotlib_the_tables_are_there_and_it_is_said(
     real = builtins.__import__
 
     def without(name: str, *args: object, **more: object) -> object:
-        if name == "paceline.lab.plots":
+        if name == "paceline.lab.results.plots":
             raise ImportError("No module named 'matplotlib'")
         return real(name, *args, **more)  # type: ignore[arg-type]
 

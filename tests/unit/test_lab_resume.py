@@ -9,13 +9,15 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, estimate, flat, peers, reading, telling
+from paceline.lab import MATRICES, estimate
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
-from paceline.lab.kept import Kept, earlier, unfinished
-from paceline.lab.processes import Times
+from paceline.lab.matrices import peers
+from paceline.lab.measuring.processes import Times
+from paceline.lab.measuring.repetitions import useful
 from paceline.lab.progress import Progress
-from paceline.lab.repetitions import useful
-from paceline.lab.result import ResultFile, plan_of, provenance_of
+from paceline.lab.results import flat, reading, telling
+from paceline.lab.results.kept import Kept, earlier, unfinished
+from paceline.lab.results.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
 from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment, plan
 
@@ -204,7 +206,7 @@ def rows(reps: int) -> Matrix:
 def test_finished_repetitions_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.lab.repetitions.IDLE_S", 0.01)
+    monkeypatch.setattr("paceline.lab.measuring.repetitions.IDLE_S", 0.01)
     folder = tmp_path / "small-1"
     assert measured(rows(2), folder, is_ended=False) == EXIT_OK
     kept = Kept(folder / "results.jsonl")

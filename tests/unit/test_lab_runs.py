@@ -13,16 +13,17 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING
-from paceline.lab import MATRICES, apply, modes
+from paceline.lab import MATRICES
 from paceline.lab.cells import Cell, Finished, Ps, Staleness, Table, Worker, flags
-from paceline.lab.curves import Averages, Curve, Point, jitter, spread
-from paceline.lab.modes import accuracy_line, average_line
-from paceline.lab.processes import Failed
+from paceline.lab.matrices import apply, modes
+from paceline.lab.matrices.modes import accuracy_line, average_line
+from paceline.lab.measuring.processes import Failed
+from paceline.lab.measuring.whole_runs import check_memory
 from paceline.lab.progress import Progress
-from paceline.lab.result import ResultFile
+from paceline.lab.results.result import ResultFile
 from paceline.lab.run import measure
 from paceline.lab.scenario import Kind, Matrix, only
-from paceline.lab.whole_runs import check_memory
+from paceline.lab.scripts.curves import Averages, Curve, Point, jitter, spread
 from paceline.modes.spec import check
 from paceline.telemetry.records import StepMs
 
@@ -115,7 +116,7 @@ def test_a_command_says_its_settings_and_nothing_else() -> None:
     cell = only(apply.matrix(), "update, 11M, Adam").tables[0].cells[0]
     assert " ".join(cell.command) == (
         "paceline run --workers 2 --mode sync --lane shm --save-every none "
-        "-m paceline.lab.apply_script --size 11M --optimizer adam --steps 200"
+        "-m paceline.lab.scripts.apply_script --size 11M --optimizer adam --steps 200"
     )
 
 

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from paceline.cli import lab_results
 from paceline.cli.main import app
 from paceline.errors import UsageError
-from paceline.lab import comparing, progress, reading, report, series, telling
-from paceline.lab.lines import Result
+from paceline.lab import progress
+from paceline.lab.results import comparing, reading, report, series, telling
+from paceline.lab.results.lines import Result
+from paceline.lab.results.telling import Section
 from paceline.lab.tables import drawn, is_drawable
-from paceline.lab.telling import Section
 
 COLUMNS = ("configuration", "runs", "epoch 1 s", "epoch s", "step ms", "samples/s", "whole run s", "remark")
 FIGURES = ("2", "0.098 (0.095-0.101)", "0.063 (0.048-0.078)", "0.674", "24956 (23026-26885)", "5.5 (5.2-5.8)")

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from paceline.cli.main import app
 from paceline.cluster.spec import ClusterSpec
-from paceline.lab.document_rows import ROWS, Kind
+from paceline.lab.matrices.document_rows import ROWS, Kind
 from paceline.telemetry import lines
 from paceline.worker.context import Context
 

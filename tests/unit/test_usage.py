@@ -10,8 +10,8 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.lab.carrier_matrix import carried_line
 from paceline.lab.cells import Cell, Finished
+from paceline.lab.matrices.carrier_matrix import carried_line
 from paceline.telemetry import cards, meter, summary
 from paceline.telemetry.records import PairBytes, PsReport, WorkerReport
 from paceline.telemetry.sampler import Sampler

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from paceline.lab.telling import Section
+    from paceline.lab.results.telling import Section
 
 RUN = "A result: its file, its folder, or a matrix (its newest run in --out)."
 Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=f"{RUN} Without it: what there is.")]
@@ -23,7 +23,7 @@ To = Annotated[str | None, typer.Option("--to", metavar="DIR", help="Where to wr
 
 def show(run: Run = None, out: Out = "runs/lab") -> None:
     """Print the tables of a result again, with where its numbers come from and what limits each cell."""
-    from paceline.lab import reading, telling
+    from paceline.lab.results import reading, telling
 
     if run is None:
         _list(out)
@@ -39,8 +39,8 @@ def show(run: Run = None, out: Out = "runs/lab") -> None:
 
 def _list(out: str) -> None:
     from paceline.cli.table import print_table
-    from paceline.lab import reading
-    from paceline.lab.telling import mark_commit
+    from paceline.lab.results import reading
+    from paceline.lab.results.telling import mark_commit
 
     found = reading.listed(out)
     if not found:
@@ -62,7 +62,7 @@ def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
     Noise: of rows side by side the spread of the A/A rows of both (or of the row, if that is more); of whole runs how
     far the seeds of each are apart.
     """
-    from paceline.lab import comparing, reading
+    from paceline.lab.results import comparing, reading
 
     results = [reading.read(reading.find(run, out)) for run in (a, b)]
     for name, result in zip("AB", results, strict=True):
@@ -83,8 +83,8 @@ def compare(a: First, b: Second, out: Out = "runs/lab") -> None:
 
 def report(run: One, out: Out = "runs/lab", to: To = None) -> None:
     """Write report.html and its pictures again: one page that opens without a network."""
-    from paceline.lab import reading
-    from paceline.lab.report import write_for
+    from paceline.lab.results import reading
+    from paceline.lab.results.report import write_for
 
     path = reading.find(run, out)
     print(write_for(path, Path(to) if to else reading.folder_of(path)))

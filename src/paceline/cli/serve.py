@@ -16,6 +16,7 @@ from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
+    from paceline.cluster.discovery import Assignment
     from paceline.launchers.entry import Program
 
 JobName = Annotated[str | None, typer.Option("--job_name", help="ps, worker or chief.")]
@@ -35,7 +36,15 @@ ByHandWorkers = Annotated[
     str | None,
     typer.Option("--workers", metavar="MIN:MAX", help="MIN of the MAX worker_hosts are enough to begin."),
 ]
-NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers")
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="HOST:PORT",
+        help="A ps that is started elsewhere than --ps_hosts says: where. The others find it by the run folder.",
+    ),
+]
+NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers", "at")
 WITH_JOIN = ("join", "task_index", "script", "args", "module")
 
 
@@ -51,6 +60,7 @@ def serve(
     chief_hosts: ChiefHosts = None,
     join: Join = None,
     workers: ByHandWorkers = None,
+    at: At = None,
     run_dir: o.RunDir = None,
     secret_file: SecretFile = None,
     module: o.Module = False,
@@ -69,6 +79,8 @@ def serve(
     if assignment is None:
         raise UsageError("serve needs --job_name, --task_index, --ps_hosts and --worker_hosts, or TF_CONFIG.")
     check_room(ctx.params, len(assignment.cluster.workers))
+    if at is not None:
+        assignment = moved_to(assignment, at)
     if assignment.task.job == "ps":
         if script:
             typer.echo(f"A ps runs no script: {script} is for the workers.")
@@ -77,6 +89,18 @@ def serve(
         raise UsageError(f"{assignment.task} needs a script: add it at the end of the command.")
     entry.check_program(given)
     raise typer.Exit(entry.become(assignment, given))
+
+
+def moved_to(assignment: "Assignment", at: str) -> "Assignment":
+    """The same task, at another address than its cluster says."""
+    from paceline.cluster.spec import split_address
+
+    if assignment.task.job != "ps":
+        raise UsageError(f"--at is for a ps; nobody looks for {assignment.task}, so start it anywhere without --at.")
+    if assignment.settings.run_dir is None:
+        raise UsageError("--at needs --run-dir, a folder that all hosts share: the workers look there where the ps is.")
+    split_address(at)
+    return msgspec.structs.replace(assignment, at=at)
 
 
 def join_run(run: str, index: int | None, program: "Program | None") -> int:

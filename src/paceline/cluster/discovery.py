@@ -44,6 +44,7 @@ class Assignment(msgspec.Struct, frozen=True):
     settings: Settings
     secret: bytes
     source: str
+    at: str | None = None  # of a ps that is started elsewhere: where, instead of its address in the cluster
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
@@ -61,6 +62,7 @@ class _Handed(msgspec.Struct, frozen=True):
     incarnation: int
     settings: Settings
     source: str = "launcher"  # else how `paceline serve` found it, for the script in its own process
+    at: str | None = None
 
 
 def discover(
@@ -130,6 +132,7 @@ def encode_for_child(assignment: Assignment) -> dict[str, str]:
         assignment.incarnation,
         assignment.settings,
         assignment.source,
+        assignment.at,
     )
     keys_dir = keys_dir_of(assignment.secret)
     return {
@@ -153,7 +156,8 @@ def _from_launcher(environ: Mapping[str, str]) -> Assignment:
     task = _task(spec, handed.task.job, handed.task.index)
     check(handed.settings, spec)
     keys_dir = Path(environ.get(KEYS_VARIABLE, "")).absolute() if handed.settings.tls else None
-    return Assignment(spec, task, handed.incarnation, handed.settings, Secret(secret, keys_dir), handed.source)
+    proven = Secret(secret, keys_dir)
+    return Assignment(spec, task, handed.incarnation, handed.settings, proven, handed.source, handed.at)
 
 
 def _by_hand(

@@ -7,6 +7,7 @@ never listen where strangers can knock without a secret, unless that was asked f
 import errno
 from collections.abc import Callable, Sequence
 
+from paceline.cluster import moved
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.secret import check_address
 from paceline.errors import UsageError
@@ -20,11 +21,14 @@ EVERYWHERE = "0.0.0.0"
 
 def listen(
     assignment: Assignment, open_doors: Callable[[str, Sequence[str]], None], lane: str, say: Callable[[str], None]
-) -> None:
-    """Open the doors of this task; one sentence when it cannot be."""
-    address, task = assignment.cluster.address(assignment.task), assignment.task
+) -> str:
+    """Open the doors of this task, and say at which address; one sentence when it cannot be."""
+    task, settings = assignment.task, assignment.settings
+    own = assignment.cluster.address(task)
+    address = assignment.at or moved.address(settings.run_dir, task, own)
+    is_moved = address not in (own, assignment.at)  # earlier, by somebody else
     host, port = split(address)
-    secret, is_insecure = assignment.secret, assignment.settings.insecure
+    secret, is_insecure = assignment.secret, settings.insecure
     check_address(secret, host, is_insecure)
     if (keys_dir := keys_dir_of(secret)) is not None:
         check_keys(keys_dir)
@@ -36,11 +40,15 @@ def listen(
             raise UsageError(told) from error
         if error.errno != errno.EADDRNOTAVAIL:
             raise UsageError(f"{task} cannot listen at {address}: {error.strerror or error}.") from error
+        if is_moved:
+            told = f"{task} of this run has moved to {address}, which is no address of this host"
+            raise UsageError(f"{told}; `--at HOST:PORT` moves it here.") from error
         check_address(secret, EVERYWHERE, is_insecure)
         open_doors(
             f"{EVERYWHERE}:{port}", [name for name in lanes(lane) if name != "shm"]
         )  # behind NAT or in a container; the secret counts as ever
         say(f"{address} is no address of this host: listening at {EVERYWHERE}:{port}")
+    return address
 
 
 def lanes(lane: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.lab import (
+from paceline.lab.matrices import (
     accuracy,
     apply,
     budget,

@@ -1,6 +1,6 @@
 """WHICH lines of a built-in matrix have these values? What `--set mode=sync` and `--seeds 2` leave of it.
 
-Called by lab/run; files of users are lab/user_file's. Pure: no process, no file, no clock.
+Called by lab/run; files of users are lab/matrices/user_file's. Pure: no process, no file, no clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
 from paceline.lab.cells import Cell
+from paceline.lab.matrices.user_file import NOT_AXES
 from paceline.lab.scenario import Kind, Matrix, Scenario
-from paceline.lab.user_file import NOT_AXES
 
 Sets = Mapping[str, Sequence[str]]
 _NOT_HERE = (*NOT_AXES, "save_every")  # how often a built-in cell saves is no question of its matrix

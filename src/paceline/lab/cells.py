@@ -1,6 +1,6 @@
 """WHAT is one whole run of the lab? A cell: its flags and its script; and the table that its line belongs to.
 
-Used by the matrices, carried out by lab/whole_runs. Pure: no process, no file, no clock.
+Used by the matrices, carried out by lab/measuring/whole_runs. Pure: no process, no file, no clock.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from paceline.cluster.slow import parse
 from paceline.telemetry.records import Histograms, PairBytes, SplitMs, StepMs
 from paceline.telemetry.usage import TaskUse
 
-HOSTS = "paceline.lab.hosts_script"  # what starts a cell's tasks when they are on several hosts
+HOSTS = "paceline.lab.scripts.hosts_script"  # what starts a cell's tasks when they are on several hosts
 TWO_HOSTS = (("ps:0", "worker:0"), ("worker:1",))  # of the documents: the ps is beside worker 0
 NONE = "-"
 REMARK = "remark"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.lab.cells import Cell, middle
-from paceline.lab.lines import Measured
 from paceline.lab.progress import duration
+from paceline.lab.results.lines import Measured
 from paceline.lab.scenario import Matrix, plan
 
 COLUMNS = ("what", "about", "known from")

@@ -15,16 +15,18 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, accuracy, axes, estimate, flat, kept, report, scenario, soak, user_file, user_matrix
+from paceline.lab import MATRICES, axes, estimate, scenario
 from paceline.lab.cells import NOT_BROKEN
-from paceline.lab.interrupts import interruptible
-from paceline.lab.kept import Kept
+from paceline.lab.matrices import accuracy, soak, user_file, user_matrix
+from paceline.lab.measuring.interrupts import interruptible
+from paceline.lab.measuring.repetitions import Repetitions
+from paceline.lab.measuring.soaking import Soak
+from paceline.lab.measuring.whole_runs import WholeRuns, unused
 from paceline.lab.progress import Progress
-from paceline.lab.repetitions import Repetitions
-from paceline.lab.result import ResultFile, provenance_of
+from paceline.lab.results import flat, kept, report
+from paceline.lab.results.kept import Kept
+from paceline.lab.results.result import ResultFile, provenance_of
 from paceline.lab.scenario import Matrix
-from paceline.lab.soaking import Soak
-from paceline.lab.whole_runs import WholeRuns, unused
 from paceline.launchers.closing import shown
 
 SOAK = "soak"

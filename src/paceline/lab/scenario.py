@@ -1,6 +1,6 @@
 """WHAT is measured beside what, and in which order? Scenarios, the rows of a table, and the plan of a repetition.
 
-Used by every matrix, by lab/run and lab/repetitions. Pure: no process, no clock; chance comes in as a seed.
+Used by every matrix, by lab/run and lab/measuring/repetitions. Pure: no process, no clock; chance comes in as a seed.
 """
 
 import random
@@ -23,7 +23,7 @@ class Kind(Enum):
     CLUSTER = "cluster"  # ps and workers through the package's own entry
     PEER = "peer"  # another system: bench/peers/<what>.py, one process a worker, and one a ps
     DRIVER = "driver"  # another system that starts its own ps and workers: bench/peers/<what>.py, one process
-    START = "start"  # a step is a whole start: lab/start_script does <what>
+    START = "start"  # a step is a whole start: lab/scripts/start_script does <what>
     TOWERS = "towers"  # one process with so many towers
     IN_GRAPH = "in-graph"  # workers that only join, and a client that feeds them and is timed
     CARRIER = "carrier"  # bytes there and back; <what> is memcpy, socket or ps
@@ -38,7 +38,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     settings: Settings = Settings(run_id="", lane="auto")
     what: str = ""  # the peer, the carrier, or what is trained
-    without: tuple[str, ...] = ()  # parts of safety that are taken out: lab/bare has them
+    without: tuple[str, ...] = ()  # parts of safety that are taken out: lab/scripts/bare has them
     load_bytes: int | None = None  # of a carrier; None: as the amounts say
     batch: int | None = None  # samples for each worker in a step; None: as the recipe says
     straggler: int | None = None  # this worker is slow: it runs along while the others are measured

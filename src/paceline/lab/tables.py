@@ -1,6 +1,7 @@
 """WHAT do the numbers say? Quartiles, verdicts and the table, from measured pairs.
 
-Called by lab/repetitions, lab/whole_runs and lab/progress. Pure: no clock, no file, nothing printed.
+Called by lab/measuring/repetitions, lab/measuring/whole_runs and lab/progress. Pure: no clock, no file, nothing
+printed.
 """
 
 import math

@@ -36,7 +36,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     secret: bytes
     certificate: bytes = b""  # with --tls
     key: bytes = b""
-    run_dir: str  # the run folder: below the host's own folder, or absolute
+    run_dir: str  # the run folder, below the host's own folder; one that lies elsewhere is used only if it is shared
     token: str  # a file of the run folder: where it is seen, the folder is shared
     num_workers: int  # of this host
     threads: str = ""  # of every task; "": the host's cores over its workers

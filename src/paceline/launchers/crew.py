@@ -121,7 +121,8 @@ class Crew:
         run = self._run
         last = first_incarnation(len(self._ends[task]))
         args = (run.cluster, run.paths.read_secret(), task, last)
-        threading.Thread(target=tell_lost, args=args, daemon=True, name=f"lost-{task}").start()
+        where = {"run_dir": run.paths.root}
+        threading.Thread(target=tell_lost, args=args, kwargs=where, daemon=True, name=f"lost-{task}").start()
 
     def incarnation(self, task: Task) -> int:
         """Of the next start."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cluster import moved
 from paceline.telemetry.ledgers import set_aside
 from paceline.telemetry.paths import RunPaths
 
@@ -14,6 +15,7 @@ from paceline.telemetry.paths import RunPaths
 def put_aside(paths: RunPaths) -> None:
     """What an earlier run in this folder has told is no news of this one; checkpoints and logs go on."""
     paths.summary.unlink(missing_ok=True)
+    moved.forget(paths.root)
     set_aside(paths.root)
     told = list(paths.telemetry_folder.glob("*.jsonl"))
     if told:

@@ -69,9 +69,9 @@ class Folder:
     """The run folder on this host, and what of it the launcher has yet to see."""
 
     def __init__(self, hello: Hello) -> None:
-        shared = Path(hello.settings.run_dir or "")
-        self.is_shared = (shared / hello.token).exists()
-        self.paths = RunPaths(shared if self.is_shared else hello.run_dir)
+        self.is_shared = Path(hello.run_dir, hello.token).exists()
+        is_private = Path(hello.run_dir).is_absolute() and not self.is_shared  # the launcher's path means nothing here
+        self.paths = RunPaths(f"runs/{hello.settings.run_id}" if is_private else hello.run_dir)
         self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()

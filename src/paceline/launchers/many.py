@@ -137,7 +137,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
         secret=bytes(secret),
         certificate=(keys / CERTIFICATE).read_bytes() if keys is not None else b"",
         key=(keys / PRIVATE_KEY).read_bytes() if keys is not None else b"",
-        run_dir=str(root.relative_to(here)) if root.is_relative_to(here) else f"runs/{root.name}",
+        run_dir=str(root.relative_to(here) if root.is_relative_to(here) else root),
         token=token,
         num_workers=len(workers),
         threads=os.environ.get(THREADS, ""),

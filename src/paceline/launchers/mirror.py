@@ -21,6 +21,7 @@ import msgspec
 
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST, aside_name, step_of
+from paceline.cluster import moved
 from paceline.errors import ProtocolError
 from paceline.telemetry import ledger
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
@@ -31,8 +32,7 @@ BLOCK_BYTES = 64 << 10  # of a ledger; a multiple of its records
 LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
 TENSORBOARD, EVENTS = "tensorboard", "tfevents"
 COMING = ".coming-"  # how the name of what is not complete yet begins
-MOVED = "moved.json"
-OWN = {"config.json", "cluster.json", "summary.json", "secret", MOVED, CERTIFICATE, PRIVATE_KEY}  # the driver's
+OWN = {"config.json", "cluster.json", "summary.json", "secret", moved.FILE, moved.LOCK, CERTIFICATE, PRIVATE_KEY}
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Mirror:
             block = _read(path, start, min(BLOCK_BYTES, end - start))
             if len(block) <= offset - start:
                 return
-            self._blocks[path] = [*self._blocks.get(path, [])[: start // BLOCK_BYTES], _digest(block)]
+            self._blocks.setdefault(path, [])[start // BLOCK_BYTES :] = [_digest(block)]
             self._sent[path] = start + len(block)
             yield Piece(self._name(path), offset, block[offset - start :])
 

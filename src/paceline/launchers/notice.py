@@ -5,8 +5,10 @@ again for a while.
 """
 
 import time
+from pathlib import Path
 from signal import SIGUSR1
 
+from paceline.cluster.moved import Whereabouts
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ClusterError
 from paceline.transport.channel import connect
@@ -20,18 +22,19 @@ SAVE_SOON_S = 2.0
 
 
 def tell_lost(
-    cluster: ClusterSpec, secret: bytes, task: Task, incarnation: int, lane: str = "auto", try_s: float = TRY_S
-) -> bool:
+    cluster: ClusterSpec, secret: bytes, task: Task, incarnation: int, lane: str = "auto", try_s: float = TRY_S,
+    run_dir: Path | str | None = None,
+) -> bool:  # fmt: skip
     """Tell every ps, each tried for so long and at least once; True when all were told."""
     lost = Lost(cluster.worker_index(task), incarnation)
-    told = [_tell(cluster.address(ps), secret, lost, lane, try_s) for ps in cluster.ps]  # all, also after a failure
+    told = [_tell(ps, secret, lost, lane, try_s) for ps in Whereabouts(cluster, run_dir)]  # all, also after a failure
     return all(told)
 
 
-def save_soon(cluster: ClusterSpec, secret: bytes) -> bool:
+def save_soon(cluster: ClusterSpec, secret: bytes, run_dir: Path | str | None = None) -> bool:
     """Ask ps:0 to have one of the next updates saved; False: it has none to save, or is not there."""
     try:
-        channel = connect(cluster.address(cluster.ps[0]), "auto", secret, role=Role.LAUNCHER)
+        channel = connect(Whereabouts(cluster, run_dir)[0], "auto", secret, role=Role.LAUNCHER)
     except ClusterError:
         return False
     try:

@@ -6,22 +6,25 @@ Called by launchers/task and launchers/threads. Decides nothing about training.
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from paceline.cluster import moved
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.listening import listen
 from paceline.cluster.pinning import parse
-from paceline.errors import ProtocolError
+from paceline.errors import ClusterError, ProtocolError
 from paceline.launchers import chaos, descriptors, keeper
 from paceline.launchers.notice import RELEASE
+from paceline.launchers.successor import Successor
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
 from paceline.server.core import Core, PsConfig
 from paceline.server.memory import Memory
 from paceline.server.service import Service
 from paceline.server.written import PsLedger
-from paceline.telemetry import lines, read, summary
+from paceline.telemetry import ledgers, lines, read, summary
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
@@ -72,6 +75,8 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             except msgspec.MsgspecError as error:
                 raise ProtocolError(f"a report that is no JSON: {error}") from error
 
+    if assignment.at is not None and paths is not None:
+        ledgers.set_predecessor_aside(paths.root, task)
     descriptors.check(len(assignment.cluster.workers))
     service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
     core = service.core
@@ -90,7 +95,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         service.core.on_update = faults.at_version
     service.on_refusal = lambda reason: say(f"Refused: {reason}")
     service.on_eviction = lambda reason: say(f"Evicted: {reason}")
-    _listen(service, assignment, say)
+    successor = _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
     if is_main and is_mine:
@@ -112,15 +117,17 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         tick(service.core)  # the waiting lines at once
         service.run(tick)
     finally:
+        has_successor = successor is not None and successor.ends()
         if task.index == 0:
             ticks.tell_changes(core)
         use = meter.use(spent_s + sink.cpu_s) if meter is not None else None
         report = msgspec.structs.replace(core.report(), use=use)
-        sink.event("report", task=str(task), report=msgspec.to_builtins(report))
+        if not has_successor:
+            sink.event("report", task=str(task), report=msgspec.to_builtins(report))
         sink.close()
         if core.ledger is not None:
             core.ledger.close()
-        if paths is not None and not is_mine and task.index == 0:
+        if paths is not None and not is_mine and task.index == 0 and not has_successor:
             lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
             told = summary.build(
                 settings,
@@ -133,6 +140,8 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
                 error=None,
             )
             summary.write(paths.root, told)
+    if successor is not None and has_successor:
+        raise ClusterError(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
     say(f"ps:{task.index} served {core.state.version} updates")
 
 
@@ -144,8 +153,18 @@ def meter_of(assignment: Assignment) -> Meter:
     return meter
 
 
-def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> None:
+def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]) -> Successor | None:
+    """Open its doors, say so to whoever looks for a ps that has moved, and look whether it moves on."""
     if assignment.settings.insecure and assignment.source != "launcher":  # which has said so itself
         say(lines.INSECURE_LINE)
-    listen(assignment, service.listen, assignment.settings.lane, say)
-    say(lines.started_line(assignment.cluster.address(assignment.task)))
+    task, run_dir = assignment.task, assignment.settings.run_dir
+    address = listen(assignment, service.listen, assignment.settings.lane, say)
+    say(lines.started_line(address))
+    if run_dir is None:
+        return None
+    if assignment.at is not None:
+        moved.write(run_dir, {task: address})
+        RunPaths(run_dir).summary.unlink(missing_ok=True)  # a ps that lost sight of everybody may have summed up
+    successor = Successor(Path(run_dir), task, address, service.stop)
+    successor.begin()
+    return successor

@@ -115,7 +115,7 @@ def save_first(run: Run, children: Children, view: View) -> None:
         return
     before = set(run.paths.checkpoints.glob(STEP_FOLDERS))
     ticks = Ticks(run.cluster, run.paths)
-    if not save_soon(run.cluster, run.paths.read_secret()):
+    if not save_soon(run.cluster, run.paths.read_secret(), run.paths.root):
         return
     began_s = moved_s = time.monotonic()
     version = -1

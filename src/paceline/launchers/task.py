@@ -146,7 +146,8 @@ def give_up() -> None:
     finish(is_ok=False, is_interrupted=True)
     for each in given_up:
         if each is not None and each.source != "launcher" and each.task in each.cluster.workers:
-            tell_lost(each.cluster, each.secret, each.task, each.incarnation, each.settings.lane, try_s=0.0)
+            lane, run_dir = each.settings.lane, each.settings.run_dir
+            tell_lost(each.cluster, each.secret, each.task, each.incarnation, lane, 0.0, run_dir)
 
 
 def _close_at_exit() -> None:

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from paceline.errors import TrainingFailed, UsageError
-from paceline.lab.interrupts import undisturbed
-from paceline.lab.processes import Process
+from paceline.lab.measuring.interrupts import undisturbed
+from paceline.lab.measuring.processes import Process
 from paceline.launchers import closing
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.supervisor import NOTHING_TRAINED

@@ -4,12 +4,13 @@ Called by `paceline verify`, the launcher and tests. Every start of a run has it
 ledgers of before are set aside, because its tasks count from the start again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster.settings import Settings
+from paceline.cluster.spec import Task
 from paceline.errors import UsageError
 from paceline.modes.spec import ModeSpec
 from paceline.telemetry.ledger import Record, problem, records_of
@@ -17,16 +18,35 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.verify import Verdict, check
 
 ASIDE = "earlier"
+MOVED = ".moved-"
 
 
 class Recorded:
-    """One ledger's records, read when they are asked for."""
+    """One task's records, read when they are asked for: those of its ledgers, one after the other."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
 
     def __iter__(self) -> Iterator[Record]:
-        yield from records_of(self._path.read_bytes())
+        before = 0
+        for path in self._paths:
+            record = None
+            for record in records_of(path.read_bytes()):
+                yield record._replace(number=record.number + before) if before else record
+            before += record.number if record is not None else 0
+
+
+def set_predecessor_aside(run: Path, task: Task) -> None:
+    """This task is started elsewhere: what it was before may still live and write, so it keeps its file, under another
+    name, and counts as what came before."""
+    path = RunPaths(run).ledger(task)
+    if path.exists():
+        path.rename(path.with_name(f"{path.stem}{MOVED}{len(_predecessors(path)) + 1}.bin"))
+
+
+def _predecessors(path: Path) -> list[Path]:
+    """The ledgers of this one's task before it was started elsewhere, the oldest first."""
+    return sorted(path.parent.glob(f"{path.stem}{MOVED}*.bin"), key=lambda each: _number(each.with_suffix("")))
 
 
 def set_aside(run: Path) -> None:
@@ -73,13 +93,15 @@ def _verdict(paths: RunPaths, folder: Path, first_mode: ModeSpec | None) -> Verd
         job, _, index = file.stem.rpartition("-")
         if job not in ("ps", "worker", "chief") or not index.isdecimal():
             continue
-        why = problem(file.read_bytes())
-        if why:
-            damaged.append(f"{job}:{index}: its ledger {why} ({file.name})")
-        elif job == "ps":
-            ps[int(index)] = Recorded(file)
+        files = [*_predecessors(file), file]
+        whys = [(each, why) for each in files if (why := problem(each.read_bytes()))]
+        damaged += [f"{job}:{index}: its ledger {why} ({each.name})" for each, why in whys]
+        if whys:
+            continue
+        if job == "ps":
+            ps[int(index)] = Recorded(files)
         else:
-            workers[int(index) + (has_chief and job == "worker")] = Recorded(file)
+            workers[int(index) + (has_chief and job == "worker")] = Recorded(files)
     verdict = check(ps, workers, first_mode)
     verdict.damaged += damaged
     return verdict

@@ -1,7 +1,7 @@
 """WHAT can hold a cluster back? One name for each limit, whoever finds it.
 
-Said by lab/limits about a cell that ran, and by plan/simulate about one that did not. Names only: who finds a limit
-decides when it holds.
+Said by lab/results/limits about a cell that ran, and by plan/simulate about one that did not. Names only: who finds a
+limit decides when it holds.
 """
 
 from enum import Enum

@@ -30,6 +30,7 @@ class Channel:
     def __init__(self, stream: Stream, keys: tuple[bytes, bytes], role: Role = Role.WORKER) -> None:
         self.stream = stream
         self.role = role  # the client's, on both ends
+        self.address = ""  # that was connected to
         self.tail_limit_bytes = MAX_TAIL_BYTES
         self.shares_memory = stream.shares_memory
         self.lane = stream.lane
@@ -198,7 +199,9 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role
             keys_dir = keys_dir_of(secret)
             if keys_dir is not None and name == "tcp":
                 stream = tls.as_client(stream, keys_dir, address, until_s)
-            return Channel(stream, as_client(stream, secret, address, role, until_s), role)
+            channel = Channel(stream, as_client(stream, secret, address, role, until_s), role)
+            channel.address = address
+            return channel
         except PacelineError:
             stream.close()
             raise

@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.cluster.discovery import Assignment, visible_cards
+from paceline.cluster.moved import Whereabouts
 from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
 from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
@@ -162,7 +163,7 @@ class Context:
             run_id=settings.run_id,
             is_chief=self.is_chief,
             spec=settings.mode_spec,
-            ps_addresses=tuple(cluster.address(t) for t in cluster.ps),
+            ps_addresses=Whereabouts(cluster, settings.run_dir),
             worker_devices=tuple(t.device for t in cluster.workers),
             placement=settings.placement,
             lane=settings.lane,

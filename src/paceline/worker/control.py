@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cluster.moved import Whereabouts
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
@@ -51,7 +52,7 @@ class Running(msgspec.Struct, frozen=True):
     def connect(self) -> Channel:
         """A connection of one's own to ps:0."""
         try:
-            return connect(self.cluster.address(self.cluster.ps[0]), "auto", self.secret, role=Role.OPERATOR)
+            return connect(Whereabouts(self.cluster, self.run_dir)[0], "auto", self.secret, role=Role.OPERATOR)
         except ClusterError as error:
             raise UsageError(
                 f"The run in {self.run_dir} does not answer: it has ended, or has not begun yet ({error})."

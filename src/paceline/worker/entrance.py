@@ -111,7 +111,10 @@ class Entrance:
 
     def _join_again(self, link: Link) -> m.Started | None:
         join = msgspec.structs.replace(self._join(self.incarnation), offer=self.offer(link))
-        joined = link.rejoin(self._connect_to(link.index, link.channel.lane), join)  # 1
+        was_at, channel = link.channel.address, self._connect_to(link.index)
+        if channel.address != was_at:
+            self._say(f"paceline: ps:{link.index} has moved from {was_at} to {channel.address}")
+        joined = link.rejoin(channel, join)  # 1
         if (self.is_started or self._is_late) and not joined.is_initialised:
             self.on_empty(link, joined)
         if link.index or not self.is_started:
@@ -155,11 +158,11 @@ class Entrance:
             except heeded as lost:
                 error = lost
 
-    def _connect_to(self, index: int, lane: str | None = None) -> Channel:
+    def _connect_to(self, index: int) -> Channel:
+        """By the lane that it had, unless it has moved: it may be on this host now, or not any more."""
         address = self._me.ps_addresses[index]
-        if lane is None:
-            lane = next((link.channel.lane for link in self.links if link.index == index), self._me.lane)
-        channel = self._connect(address, lane, self._me.secret)
+        had = (link.channel.lane for link in self.links if link.index == index and link.channel.address == address)
+        channel = self._connect(address, next(had, self._me.lane), self._me.secret)
         channel.stream.name = f"ps:{index} at {address} (its log says why)"
         return channel
 

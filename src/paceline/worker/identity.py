@@ -3,6 +3,7 @@
 Read by worker/client, entrance, evaluator and saver. Printing it leaves the secret out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ class Identity:
     run_id: str
     is_chief: bool
     spec: ModeSpec
-    ps_addresses: tuple[str, ...]
+    ps_addresses: Sequence[str]  # looked up each time: a ps may have moved
     worker_devices: tuple[str, ...]
     placement: str
     lane: str

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from paceline.checkpoint.tensors import RAW
+from paceline.cluster.moved import Whereabouts
 from paceline.errors import ClusterError, ConnectionLost, PacelineError, ProtocolError, Refused, UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, total_bytes
 from paceline.params.placement import Plan, place
@@ -151,7 +152,7 @@ def open_run(run_dir: Path) -> Kv:
     paths = RunPaths(run_dir)
     cluster, secret = paths.read_cluster(), paths.read_secret()
     try:
-        return Kv([cluster.address(t) for t in cluster.ps], "auto", secret)
+        return Kv(Whereabouts(cluster, run_dir), "auto", secret)
     except ClusterError as error:
         raise PacelineError(f"the run in {run_dir} does not answer, it may have ended: {error}") from error
 

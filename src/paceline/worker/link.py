@@ -97,6 +97,12 @@ class Link:
             raise ClosedAlready(joined, self._worker)
         if not isinstance(joined, Joined):
             raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
+        if joined.is_initialised and joined.lineage < self.lineage:
+            self.channel.close()
+            raise ConnectionLost(
+                f"this ps:{self.index} is of lineage {joined.lineage}, and worker:{self._worker} trains in lineage "
+                f"{self.lineage}: it was started again elsewhere since"
+            )
         if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes] * 2:
             raise ProtocolError(f"ps:{self.index} holds {joined.segment_bytes} bytes, expected {self.into.nbytes}")
         if self.shares_memory:
@@ -109,7 +115,11 @@ class Link:
             if self.channel.lane == "shm":
                 parameters.close()
                 slot.close()
-        self.version, self.lineage = joined.version, joined.lineage
+        else:
+            self._sequence = self._parameters = self.slot = self._bell = None  # it may have been on this host before
+        self.version = joined.version
+        if joined.is_initialised:  # else it knows of none, and whoever brings it values must know of the last one
+            self.lineage = joined.lineage
         if self._ledger is not None:
             self._awaits_push = False
             here = (self.index, self._incarnation, 0, self.version, 0, self.lineage)

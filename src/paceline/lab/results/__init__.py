@@ -1,0 +1,1 @@
+"""WHAT came out? The file of a result, read again, told in words, compared, and drawn."""

@@ -52,6 +52,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     from paceline.launchers import local
     from paceline.launchers.entry import Program
 
+    is_on_ray = on_ray.is_meant(params)
     hosts = named_hosts(params)
     ps = hosts_or_count("ps", params, default=1)
     room = o.num_workers(params)
@@ -65,7 +66,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
     )
-    if on_ray.is_meant(params):
+    if is_on_ray:
         return on_ray.start(request, params)
     if hosts is not None:
         from paceline.launchers import many

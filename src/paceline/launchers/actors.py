@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.cluster import moved
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
@@ -64,6 +65,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     program: Program  # what workers run
     threads: str
     cwd: str
+    moves: dict[str, str]  # where ps are now that are elsewhere than the cluster says
     is_empty: bool = False  # a ps: without its old memory
 
 
@@ -110,13 +112,14 @@ class TaskActor:
         """Find the folder to write to; True: it is the driver's own, on this machine or on shared storage."""
         is_shared = Path(run_dir, f"{MARK}{mark}").exists() and os.access(run_dir, os.W_OK)
         if self._paths is None:
-            self._paths = RunPaths(run_dir if is_shared else Path(FOLDER, Path(run_dir).name, task).absolute())
+            own = Path(FOLDER, Path(run_dir).name, f"{task}-{self._life[:8]}").absolute()
+            self._paths = RunPaths(run_dir if is_shared else own)
             self._paths.create()
             self._mirror = None if is_shared else mirror.Mirror(self._paths.root)
         return is_shared
 
     def keep(self, pieces: list[tuple[str, int, bytes, bool]]) -> None:
-        """Files of the driver's run folder that a task needs here: a checkpoint to go on from."""
+        """Files of the driver's run folder that a task needs here, to go on behind them, or from them."""
         for piece in pieces:
             mirror.keep(self._folder.root, mirror.Piece(*piece))
         if self._mirror is not None and not self._number:
@@ -137,12 +140,19 @@ class TaskActor:
             )
         if order.is_empty:
             self._here.forget(task)
+        self.move(order.moves)
         self._keep_keys(keys)
         known = Secret(secret, paths.root if keys else None)
         self._task, self._number, self._code = task, self._number + 1, None
-        assignment = Assignment(ClusterSpec(order.cluster), task, order.incarnation, settings, known, "launcher")
+        cluster, at = ClusterSpec(order.cluster), order.moves.get(str(task))
+        assignment = Assignment(cluster, task, order.incarnation, settings, known, "launcher", at)
         self._here.start(Start(assignment, None if task.job == "ps" else order.program, paths.logs(task)))
         return self._number
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Some ps are elsewhere now; who sees the driver's folder finds that there."""
+        if self._mirror is not None and moves:
+            moved.write(self._folder.root, {Task.parse(name): address for name, address in moves.items()})
 
     def _keep_keys(self, keys: Mapping[str, bytes]) -> None:
         """The certificate of --tls, readable by its owner alone; where the driver's folder is seen, it lies there."""

@@ -10,7 +10,7 @@ start; 3. until the process has ended, its news are taken in: pieces of logs, te
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST
 from paceline.checkpoint.retain import retain
+from paceline.cluster import moved
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError
 from paceline.launchers import mirror
@@ -36,7 +37,7 @@ NEWS_S = 1.0  # that an actor waits before it says that there are none
 ANSWER_S = 10.0  # beyond that it is asked whether it is still the same
 AGAIN_S = 0.2
 REST_S = 20.0
-Pieces = list[tuple[str, int, bytes, bool]]
+Piece = tuple[str, int, bytes, bool]  # of mirror.Piece
 
 
 class Member:
@@ -127,6 +128,7 @@ class Team:
         self._run = run
         self._members = members
         self._away = away
+        self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
         for member in members.values():
             if member.is_later:
@@ -198,8 +200,11 @@ class Team:
 
     def _lived(self, remote: Remote, member: Member, start: Start) -> int:
         settings = start.assignment.settings
-        if self._settle(member, settings.wait_s) and start.task.job == "ps":
-            self.bring_checkpoint()
+        if self._settle(member, settings.wait_s):
+            self._hand_over(member)
+            if start.task.job == "ps":
+                self._find(member)
+                self.bring_checkpoint()
         if remote.is_unwanted:
             return -SIGKILL
         number = self._ray.get(member.handle.start.remote(*self._order(member, start)), timeout=settings.wait_s)
@@ -224,6 +229,29 @@ class Team:
         where = (str(self._run.paths.root), str(member.task), self._away.mark)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
         return before is None or member.place.life != before.life
+
+    def _hand_over(self, member: Member) -> None:
+        """A new actor goes on behind what the task has told before."""
+        paths = self._run.paths
+        for path in (paths.telemetry(member.task), paths.ledger(member.task)):
+            if not member.is_shared and path.exists():
+                self._bring(member, pieces_of(path, path.relative_to(paths.root).as_posix()))
+
+    def _find(self, member: Member) -> None:
+        """Where Ray has put a ps, everybody must look for it."""
+        assert member.place is not None
+        known = self._moves.get(member.task, self._run.cluster.address(member.task))
+        if member.place.address == known:
+            return
+        self._moves[member.task] = member.place.address
+        moved.write(self._run.paths.root, {member.task: member.place.address})
+        for each in self._members.values():
+            if each is not member and each.place is not None and not each.is_shared:
+                each.handle.move.remote({str(member.task): member.place.address})
+
+    def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
 
     def _ask(self, method: Any, args: tuple[object, ...], deadline: float | None) -> Any:
         """Call until the actor is there; what Ray says of one that will not come back is raised."""
@@ -254,6 +282,7 @@ class Team:
             program=run.program if member.is_shared else self._away.program,
             threads=run.threads,
             cwd=os.getcwd(),
+            moves={str(task): address for task, address in self._moves.items()},
             is_empty=member.is_empty,
         )
         names = (PRIVATE_KEY, CERTIFICATE) if settings.tls else ()
@@ -286,7 +315,7 @@ class Team:
             return False
         return msgspec.json.decode(told, type=Place).life == member.place.life
 
-    def _keep(self, pieces: Pieces) -> None:
+    def _keep(self, pieces: Sequence[Piece]) -> None:
         paths = self._run.paths
         with self._keeping:
             for piece in pieces:
@@ -298,8 +327,7 @@ class Team:
         source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
         for member in self._members.values():
             if source is not None and member.task.job != "ps" and member.place is not None and not member.is_shared:
-                for piece in pieces_of(source):
-                    self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
+                self._bring(member, checkpoint_pieces(source))
 
     def _note(self, task: Task, text: str) -> None:
         with self._keeping, self._run.paths.logs(task).open("a") as log:
@@ -318,12 +346,16 @@ def resumed(resume: str, own: Path) -> Path | None:
     return read.newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
 
 
-def pieces_of(checkpoint: Path) -> Iterator[tuple[str, int, bytes, bool]]:
-    """A checkpoint in pieces, its manifest last."""
+def checkpoint_pieces(checkpoint: Path) -> Iterator[Piece]:
+    """A checkpoint, its manifest last."""
     for path in sorted(checkpoint.iterdir(), key=lambda each: each.name == MANIFEST):
-        size, offset = path.stat().st_size, 0
-        with path.open("rb") as file:
-            while data := file.read(size if path.name == MANIFEST else mirror.PIECE_BYTES):
-                end = offset + len(data)
-                yield f"checkpoints/{checkpoint.name}/{path.name}", offset, data, end >= size
-                offset = end
+        yield from pieces_of(path, f"{mirror.CHECKPOINTS}/{checkpoint.name}/{path.name}")
+
+
+def pieces_of(path: Path, name: str) -> Iterator[Piece]:
+    """A file as it is now; a manifest in one piece."""
+    size, offset = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while data := file.read(size if path.name == MANIFEST else mirror.PIECE_BYTES):
+            yield name, offset, data, offset + len(data) >= size
+            offset += len(data)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import Processes
+from processes import Gate, Processes
 from ray_cluster import RayCluster, ray_cluster
 from running_hosts import RunningHost
 
@@ -30,10 +30,14 @@ def cluster(processes: Processes, machines: list[RunningHost]) -> Iterator[RayCl
     first, second = machines
     with ray_cluster(processes, first.enter) as made:
         made.start_head(2, "--include-dashboard=false", host=first.address)
-        apart = f'mount -t tmpfs none {shlex.quote(str(processes.folder))} && exec "$@"'
-        alone = [*second.enter, "unshare", "--mount", "bash", "-c", apart, "bash"]
-        made.add(2, "--node-ip-address", second.address, enter=alone)
+        made.add(2, "--node-ip-address", second.address, enter=apart(second, processes.folder))
         yield made
+
+
+def apart(machine: RunningHost, folder: Path) -> list[str]:
+    """Into a machine that has an empty folder there."""
+    empty = f'mount -t tmpfs none {shlex.quote(str(folder))} && exec "$@"'
+    return [*machine.enter, "unshare", "--mount", "bash", "-c", empty, "bash"]
 
 
 def on_machines(folder: Path) -> dict[str, list[str]]:
@@ -79,3 +83,27 @@ def test_two_machines_train_one_model_and_all_files_come_back(
     again = ["run", *flags, f"--run-dir={tmp_path / 'made'}", "--resume=auto", "mine.py", "--epochs=3"]
     more = first.paceline(*again, cwd=tmp_path / "code", within_s=200, **cluster.environ).ends_with(0)
     assert "global step 60" in more.text
+
+
+def test_a_machine_that_is_lost_is_replaced_and_the_ps_is_found_where_ray_puts_it(
+    processes: Processes, machines: list[RunningHost], train: Path, gate: Gate, tmp_path: Path
+) -> None:
+    """The workers fill the first machine but for one CPU, so the ps is on the second; then that is gone."""
+    processes.leave_unverified("a ps that lost its memory has forgotten updates that were told as made")
+    first, second = machines
+    with ray_cluster(processes, first.enter) as cluster:
+        cluster.start_head(5, "--include-dashboard=false", host=first.address)
+        cluster.add(1, "--node-ip-address", second.address, enter=apart(second, processes.folder))
+        flags = ["--on", cluster.address, "--worker-cpus=2", "--mode=sync", "--save-every=10", "--run-dir=made"]
+        run = first.paceline("run", *flags, train, "--gate", f"0:30:{gate.path}", within_s=240, **cluster.environ)
+        arrived = gate.arrival()
+        assert on_machines(tmp_path / "made")[second.address] == ["ps:0"]
+        second.kill()
+        run.wait_for("ps:0 was killed by SIGKILL; .* starting it again")
+        arrived.release()
+        run.ends_with(0)
+        told = json.loads((tmp_path / "made" / "summary.json").read_text())
+        assert told["ok"] and told["restarts_by_task"] == {"ps:0": 1}
+        assert "did not end" not in run.text and "(raylet)" not in run.text
+        now = json.loads((tmp_path / "made" / "moved.json").read_text())["ps:0"]
+        assert now.startswith(f"{first.address}:")

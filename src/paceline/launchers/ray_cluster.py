@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,7 @@ def silence(address: str) -> str:
 @contextmanager
 def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) -> Iterator[Any]:
     """3. The module ray, connected; whatever this driver has made there ends with it."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # a death is told by us, in a line
     import ray
 
     if where.is_client:
@@ -124,10 +125,6 @@ def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) ->
         within(CONNECT_S, lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET), where)
     else:
         start_own(num_cpus)
-    with suppress(Exception):  # not Ray's public interface: without it, Ray tells of every actor that dies, too
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher
-
-        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     try:
         yield ray
     finally:

@@ -87,13 +87,15 @@ class RunningHost:
         """One command on another host, by ssh from here."""
         return self.start(*self.ssh.split(), other.name, command, name=f"ssh {other.name}")
 
-    def running(self) -> list[psutil.Process]:
-        """What runs here, besides sshd and what keeps the namespace."""
+    def running(self, with_ssh: bool = False) -> list[psutil.Process]:
+        """What runs here, besides what keeps the namespace, and sshd, unless it is asked for."""
         here = self._namespace(self._pid)
         return [
             each
             for each in psutil.process_iter(["name"])
-            if self._namespace(each.pid) == here and each.pid != self._pid and each.info["name"] not in NOT_A_TASK
+            if self._namespace(each.pid) == here
+            and each.pid != self._pid
+            and (with_ssh or each.info["name"] not in NOT_A_TASK)
         ]
 
     @staticmethod
@@ -121,12 +123,13 @@ class RunningHost:
         """End sshd, and whatever it serves: as if the host had lost its power, for the others."""
         if self._sshd is not None:
             self._sshd.popen.kill()
+        self.kill(with_ssh=True)  # what it serves holds its output open
+        if self._sshd is not None:
             self._sshd.end()
-        self.kill()
 
-    def kill(self) -> None:
-        """End everything that runs here, at once."""
-        for each in self.running():
+    def kill(self, with_ssh: bool = False) -> None:
+        """End everything that runs here, at once; what sshd is for those who are logged in only if asked."""
+        for each in self.running(with_ssh):
             with suppress(psutil.Error):
                 each.kill()
 

@@ -122,12 +122,13 @@ def test_nothing_is_left_anywhere_when_the_launcher_is_killed(
 ) -> None:
     processes.leave_unverified("the launcher was killed before the ledgers were whole")
     run = cluster.run("train.py", "--gate", f"1:3:{gate.path}")
-    gate.arrival()
+    arrival = gate.arrival()
     run.popen.kill()
     run.popen.wait()
     for server in cluster.servers.started:
         server.popen.terminate()
     assert processes.survivors() == []
+    arrival.release()
 
 
 def test_a_worker_that_is_killed_there_comes_back(cluster: Cluster) -> None:
@@ -143,12 +144,17 @@ def test_a_ps_that_is_killed_there_has_its_memory(cluster: Cluster) -> None:
     assert cluster.summary["global_step"] == 20 and cluster.summary["restarts_by_task"] == {"ps:0": 1}
 
 
-def test_a_host_that_is_lost_takes_its_worker_and_the_others_go_on(cluster: Cluster, gate: Gate) -> None:
-    run = cluster.run("train.py", "--epochs", "1", "--gate", f"1:3:{gate.path}")
-    gate.arrival()
+def test_a_host_that_is_lost_takes_its_worker_and_the_others_go_on(
+    cluster: Cluster, processes: Processes, gate: Gate
+) -> None:
+    processes.leave_unverified("the end of its worker's ledger was lost with the host")
+    run = cluster.run("train.py", "--epochs", "1", "--gate", f"0:3:{gate.path}", "--gate", f"1:3:{gate.path}")
+    held = gate.arrivals(2)
     cluster.lose("server2")
+    run.wait_for("no other host has room for it")
+    held["worker:0"].release()
     run.ends_with(3)
-    assert "worker:1 was lost with its host" in run.text and "no other host has room for it" in run.text
+    assert "worker:1 was lost with its host" in run.text and "server2 is lost: the connection to it" in run.text
     assert cluster.summary["lost"] == ["worker:1"]
     assert cluster.summary["workers"][0]["steps"] == 20  # type: ignore[index]
 
@@ -156,10 +162,13 @@ def test_a_host_that_is_lost_takes_its_worker_and_the_others_go_on(cluster: Clus
 def test_what_a_lost_host_had_goes_on_elsewhere(cluster: Cluster, gate: Gate) -> None:
     """The ps and the chief, which are restored from the checkpoint that came back before."""
     cluster.describe(1, 2)
-    run = cluster.run("--save-every", "5", "--workers", "2", "train.py", "--epochs", "1", "--gate", f"0:12:{gate.path}")
-    gate.arrival()
+    gates = ("--gate", f"0:12:{gate.path}", "--gate", f"1:15:{gate.path}")
+    run = cluster.run("--save-every", "5", "--workers", "2", "train.py", "--epochs", "1", *gates)
+    held = gate.arrivals(2)
     cluster.wait_for_checkpoint()
     cluster.lose("server1")
+    held["worker:1"].release()
+    gate.arrival().release()
     run.ends_with(0)
     assert "ps:0: server1 is lost; it starts on server2, at 127.0.0.1:" in run.text
     assert "worker:0: server1 is lost; it starts on server2" in run.text

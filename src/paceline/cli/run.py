@@ -11,8 +11,6 @@ import typer
 
 from paceline.cli import on_ray
 from paceline.cli import options as o
-from paceline.cluster import host_files
-from paceline.cluster import hosts as placing
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +47,7 @@ def run(
 
 def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_module: bool) -> int:
     """Builds the request that the flags describe, checks it, and runs it; the exit code comes back."""
+    from paceline.cluster import hosts as placing
     from paceline.launchers import local
     from paceline.launchers.entry import Program
 
@@ -85,6 +84,7 @@ def named_hosts(params: Mapping[str, object]) -> "Hosts | None":
     if params["ps_hosts"] or params["worker_hosts"]:
         said = f"--{next(iter(given))}"
         raise UsageError(f"{said} says where tasks go, and so do --ps-hosts and --worker-hosts; leave one out.")
+    from paceline.cluster import host_files
     from paceline.launchers.many import Hosts
 
     named = host_files.named(*(given.get(flag) for flag in HOST_FLAGS))

@@ -36,7 +36,8 @@ def verify(run: Run, as_json: Json = False) -> None:
     from paceline.telemetry.ledgers import verdict_of
     from paceline.telemetry.paths import RunPaths
 
-    folder = run_folder(run)
+    by_hand = RunPaths(run)  # which has no cluster.json
+    folder = by_hand.root if by_hand.ledgers.is_dir() else run_folder(run)
     verdict = verdict_of(folder)
     if as_json:
         told = {

@@ -71,6 +71,7 @@ class Crew:
         self._ends: dict[Task, list[Ended]] = {}
         self._begun: dict[Task, Begun] = {}
         self._due_s: dict[Task, float] = {}
+        self._over: set[Task] = set()  # workers that will not be started again
 
     def start_all(self) -> None:
         """The ps first, then the workers; any order would do."""
@@ -86,6 +87,9 @@ class Crew:
         program = None if task.job == "ps" else run.program
         self._begun[task] = Begun(time.monotonic(), size_bytes(log), self._starter.has_memory(task))
         self._starter.start(Start(assignment, program, log))
+        if task.job == "ps" and task in self._ends and not self._begun[task].had_memory:
+            for worker in [each for each in run.started if each in self._over]:  # it waits for all, and they are done
+                self._tell_lost(worker)
 
     def ended(self, task: Task, code: int) -> Again | Over:
         """Note how a task ended, and see to what follows: it is started again, or the ps hear that it will not be."""
@@ -104,6 +108,7 @@ class Crew:
         if isinstance(decision, Again):
             self._await(task, code, decision)
         elif task.job != "ps":  # no news for a ps with which it has closed
+            self._over.add(task)
             self._tell_lost(task)
             append(self._run.paths.telemetry(task), OVER, task=str(task))  # for those who only serve it
         return decision

@@ -188,10 +188,13 @@ class FarHost:
             self._over.set()
 
     def _why_it_ended(self) -> str:
+        name, code = self.host.name, None
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(EXIT_S)
-            return ssh.told(self.host, code, self.said) if code else f"The agent on {self.host.name} has ended."
-        return f"The connection to {self.host.name} has ended."
+        if self.ready is None and code:
+            return ssh.told(self.host, code, self.said)
+        said = ssh.last_line(self.said)
+        return f"{name} is lost: the connection to it, or its agent, has ended{f' ({said})' if said else ''}."
 
     def _write(self) -> None:
         stream = self._process.stdin

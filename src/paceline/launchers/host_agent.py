@@ -129,7 +129,7 @@ class Agent:
         self._heard_s = time.monotonic()
         self._is_over = threading.Event()
         self._held = ports.Reserved()
-        check_program(hello.program)
+        check_script(hello)
         self.folder = Folder(hello)
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
@@ -294,6 +294,14 @@ def main() -> int:
     finally:
         agent.folder.hide()
     return EXIT_OK
+
+
+def check_script(hello: Hello) -> None:
+    """What runs here must be here."""
+    try:
+        check_program(hello.program)
+    except UsageError as error:
+        raise UsageError(f"{error} Its folder there is {os.getcwd()}; --sync-code copies the script.") from None
 
 
 def check_version(hello: Hello) -> None:

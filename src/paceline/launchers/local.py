@@ -182,12 +182,17 @@ def fill(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:
     put_aside(paths)
     how = {"program": run.program, "cwd": os.getcwd()}  # for those who join later
     write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
-    write_json(paths.cluster, {**run.cluster.as_dict(), "tasks": {str(task): told for task, told in tasks.items()}})
+    write_cluster(run, tasks)
     if not settings.plain:
         paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
     remove_certificate(paths.root)
     if settings.tls:
         make_certificate(paths.root)
+
+
+def write_cluster(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:
+    """cluster.json: the addresses, and of each task what it runs on."""
+    write_json(run.paths.cluster, {**run.cluster.as_dict(), "tasks": {str(task): on for task, on in tasks.items()}})
 
 
 def threads(settings: Settings, cluster: ClusterSpec) -> str:
@@ -205,12 +210,17 @@ def announce(run: Run) -> None:
 
 
 def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list[str]:
-    """What is unusual about this run: that others may join, GPUs, that somebody is slowed down on purpose."""
+    """What is unusual about this run, GPUs included."""
+    devices = [] if settings.plain else gpus.told(settings, cluster, gpus.cards())
+    return [*devices, *oddities(settings, cluster, folder)]
+
+
+def oddities(settings: Settings, cluster: ClusterSpec, folder: str) -> list[str]:
+    """That others may join, that somebody is slowed down on purpose, faults, no secret."""
     said = []
     started, room = len(cluster.workers[: settings.started_workers]), len(cluster.workers)
     if started < room:
         said.append(f"{started} of {room} workers are started here; one more: paceline serve --join {folder}")
-    said += [] if settings.plain else gpus.told(settings, cluster, gpus.cards())
     if settings.slow:
         said.append(f"Slowed on purpose (--slow): {settings.slow}")
     if settings.chaos:

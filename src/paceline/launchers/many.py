@@ -21,7 +21,7 @@ from paceline.cluster.hosts import Host, joined, tasks_on
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, local, preflight, syncing
+from paceline.launchers import closing, gpus, local, preflight, syncing
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
@@ -62,12 +62,13 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
     paths = local.folder_of(request)
     with local.held(paths):
         made = local.run_in(request, cluster, paths, threads="", hosts=hosts.flags)  # 4
-        local.fill(made, {task: {"host": host.name} for task, host in placed.items()})
+        local.fill(made, {task: {"host": host.name} for task, host in placed.items()})  # completed below
         program = code.program if hosts.sync_code else program_there(request.program)
         far = Far(made, placed, {name: seen.address for name, seen in report.seen.items()})
         with syncing.token_in(paths.root) as token:
             told = {host.name: hello(made, program, placed, host, token) for host in used}
             ready = far.open(used, told)
+        local.write_cluster(made, {task: runs_on(made, task, host, ready) for task, host in placed.items()})
         announce(made, placed, ready, report)
         return supervise(made, patience or Patience(), far)  # 5
 
@@ -149,17 +150,24 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
     )
 
 
+def runs_on(run: Run, task: Task, host: Host, ready: Mapping[str, Ready]) -> dict[str, str]:
+    """What cluster.json says of a task: its host, its threads, its device there."""
+    told = ready[host.name]
+    device = gpus.names(run.settings, run.cluster, told.cards)[task]
+    return {"host": host.name, "threads": told.threads, "device": device}
+
+
 def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report) -> None:
     """The first lines: the run folder, the cluster, and who is where."""
     lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
     for name, told in ready.items():
         tasks = [task for task, host in placed.items() if host.name == name]
         where = "this run folder" if told.is_shared else f"{told.run_dir} meanwhile"
-        cards = f", {told.cards} cards" if told.cards else ""
+        cards = f", {told.cards} card{'s' if told.cards > 1 else ''}" if told.cards else ""
         has = f"{told.cores} cores{cards}, OMP_NUM_THREADS={told.threads}"
         lines.append(f"{name}: {names(tasks, run.settings.started_workers)}; {has}; {where}")
     lines += [f"Note: {problem.sentence}" for problem in report.problems]
-    lines += local.notes(run.settings, run.cluster, closing.shown(run.paths.root))
+    lines += local.oddities(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join(lines), flush=True)
 
 

@@ -1,0 +1,82 @@
+"""The flags of `paceline run --hosts`: refused in a sentence before any host is asked, or shown by --dry-run."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main as cli
+from paceline.cluster.settings import Settings
+from paceline.errors import EXIT_OK, EXIT_USAGE
+from paceline.launchers import syncing
+from paceline.launchers.entry import Program
+from paceline.launchers.far import lost_s
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PACELINE_SSH", "false")  # whoever asks a host fails
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli(["run", *words])
+    return int(ended.value.code or 0)
+
+
+def test_dry_run_says_who_goes_where_and_asks_nobody(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    assert run("--hosts", "server1:2,server2:1", "--ps", "2", "--dry-run", "train.py") == EXIT_OK
+    told = capsys.readouterr().out
+    assert "server1: ps:0, worker:0, worker:1\nserver2: ps:1, worker:2\n" in told
+    assert "nothing was started" in told and not (here / "runs").exists()
+
+
+def test_an_elastic_run_marks_who_may_join(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--hosts", "server1:2,server2:1", "--workers", "2:3", "--dry-run", "train.py") == EXIT_OK
+    assert "server2: worker:2 (may join)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hosts", "a", "--ps-hosts", "a:1", "--worker-hosts", "b:2", "train.py"), "leave one out"),
+        (("--hosts", "a", "--hostfile", "f", "train.py"), "leave one out"),
+        (("--hosts", "a:1", "--workers", "3", "train.py"), "3 workers do not fit"),
+        (("--hosts", "a", "--plain", "train.py"), "--plain starts tasks on this host only"),
+        (("--hosts", "a", "missing.py"), "There is no script missing.py"),
+        (("--hosts", "a", "--mode", "snyc", "train.py"), "sync"),
+        (("--sync-code", "train.py"), "name them with --hosts"),
+        (("--hostfile", "nowhere", "train.py"), "nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_told_in_a_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    assert run(*words) == EXIT_USAGE
+    assert said in " ".join(capsys.readouterr().err.split()) and not (here / "runs").exists()
+
+
+def test_a_host_may_be_silent_for_longer_than_a_task() -> None:
+    assert lost_s(Settings(run_id="", lease_s=1.0)) == 10.0 and lost_s(Settings(run_id="", lease_s=20.0)) == 60.0
+
+
+def test_what_is_no_code_is_not_packed(here: Path) -> None:
+    for name in ("runs/r1/log", ".git/config", ".venv/bin/python", "lib/__pycache__/a.pyc", "lib/a.py"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).touch()
+    packed = io.BytesIO()
+    syncing.pack(here, packed)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as tar:
+        files = {member.name for member in tar if member.isfile()}
+    assert files == {"./train.py", "./lib/a.py"}
+
+
+def test_nobody_copies_a_home_folder(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    with pytest.raises(Exception, match="put the script into a folder of its own"):
+        syncing.sync(syncing.code_of(Program(script="train.py"), here), [])

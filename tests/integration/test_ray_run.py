@@ -2,10 +2,11 @@
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 from process_fixtures import started_processes
 from processes import Gate, Processes
@@ -19,9 +20,9 @@ CPUS = 4
 
 @pytest.fixture(scope="module")
 def cluster(ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """One machine with four CPUs, for all tests here."""
+    """One machine with four CPUs, and two cards that Ray believes in, for all tests here."""
     with started_processes(tmp_path_factory.mktemp("ray")) as started, ray_cluster(started) as made:
-        made.start_head(CPUS)
+        made.start_head(CPUS, "--num-gpus", "2")
         yield made
 
 
@@ -110,6 +111,22 @@ def test_the_secret_is_nowhere_that_ray_shows(
     run.ends_with(0)
 
 
+def test_every_worker_sees_the_cards_that_ray_gave_it(
+    processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
+) -> None:
+    flags = ["--on", cluster.address, "--worker-gpus=1", "--run-dir=made"]
+    gates = [word for index in range(2) for word in ("--gate", f"{index}:5:{gate.path}")]
+    run = processes.paceline("run", *flags, train, *gates, within_s=120, **cluster.environ)
+    arrived = gate.arrivals(2)
+    seen = {name: psutil.Process(each.pid).environ()["CUDA_VISIBLE_DEVICES"] for name, each in arrived.items()}
+    told = json.loads((tmp_path / "made" / "cluster.json").read_text())["tasks"]
+    assert sorted(seen.values()) == ["0", "1"] and {name: told[name]["cards"] for name in seen} == seen
+    assert "cards" not in told["ps:0"]
+    for each in arrived.values():
+        each.release()
+    run.ends_with(0)
+
+
 def test_workers_follow_the_machines_that_come(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -133,8 +150,8 @@ def test_workers_follow_the_machines_that_come(
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (("--workers=4",), 2, r"can never fit: it asks for 5 x \(1 CPU\), and Ray has 1 machine: 1 x \(4 CPU\)"),
-        (("--worker-gpus=1",), 2, r"can never fit: it asks for .* 2 x \(1 CPU, 1 GPU\)"),
+        (("--workers=4",), 2, r"can never fit: it asks for 5 x \(1 CPU\), and Ray has 1 machine: 1 x \(4 CPU, 2 GPU\)"),
+        (("--worker-gpus=2",), 2, r"can never fit: it asks for .* 2 x \(1 CPU, 2 GPU\)"),
         (("--plain",), 2, r"--plain starts programs on this host"),
         (("--hosts=a",), 2, r"--on ray says where tasks go, and so does --hosts"),
     ],
@@ -142,10 +159,9 @@ def test_workers_follow_the_machines_that_come(
 def test_what_cannot_be_is_refused_at_once(
     processes: Processes, cluster: RayCluster, train: Path, tmp_path: Path, flags: tuple[str, ...], code: int, says: str
 ) -> None:
-    began_s = time.monotonic()
-    run = processes.paceline("run", "--on", cluster.address, *flags, train, **cluster.environ).ends_with(code)
-    run.wait_for(says)
-    assert time.monotonic() - began_s < 15 and not (tmp_path / "runs").exists()
+    run = processes.paceline("run", "--on", cluster.address, *flags, train, within_s=30, **cluster.environ)
+    run.ends_with(code).wait_for(says)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_it_waits_for_room_for_as_long_as_it_may(
@@ -159,23 +175,24 @@ def test_it_waits_for_room_for_as_long_as_it_may(
     late = processes.paceline(
         "run", "--on", cluster.address, "--run-dir=late", "--wait-s=3", train, **cluster.environ
     ).ends_with(3)
-    late.wait_for(r"gave up after 3 s \(--wait-s\): the run asks Ray for 3 x \(1 CPU\), and 1 CPU is free of 1 machine")
+    late.wait_for(
+        r"gave up after 3 s \(--wait-s\): the run asks Ray for 3 x \(1 CPU\), and 1 CPU, 2 GPU is free of 1 machine"
+    )
     arrived.release()
     first.ends_with(0)
 
 
-def test_a_wrong_token_is_told_within_15_s(processes: Processes, cluster: RayCluster, train: Path) -> None:
-    began_s = time.monotonic()
+def test_a_wrong_token_is_told_in_a_sentence(processes: Processes, cluster: RayCluster, train: Path) -> None:
     wrong = {**cluster.environ, "RAY_AUTH_TOKEN": "0" * 64}
     run = processes.paceline("run", "--on", cluster.address, train, **wrong).ends_with(3)
-    assert time.monotonic() - began_s < 15
     assert len(run.lines) == 1 and "is RAY_AUTH_TOKEN the cluster's" in run.text
 
 
 def test_without_a_cluster_one_is_started_for_the_run(processes: Processes, train: Path, tmp_path: Path) -> None:
-    own = {"RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": "local"}
-    run = processes.paceline("run", "--on", "ray", "--workers=3", "--run-dir=made", train, within_s=120, **own)
-    run.ends_with(0)
+    with TemporaryDirectory(prefix="ray-test-") as short:  # Ray's sockets lie below it
+        own = {"RAY_TMPDIR": short, "RAY_ADDRESS": "local"}
+        run = processes.paceline("run", "--on", "ray", "--workers=3", "--run-dir=made", train, within_s=120, **own)
+        run.ends_with(0)
     assert "one was started for this run" in run.text
     assert summary(tmp_path / "made")["global_step"] == 120
 

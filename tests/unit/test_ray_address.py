@@ -73,6 +73,7 @@ def test_a_ray_that_ran_here_and_is_gone_is_none(tmp_path: Path) -> None:
 
 
 def test_connecting_has_a_deadline() -> None:
+    assert ray_cluster.KNOCK_S + ray_cluster.CONNECT_S < 15
     where = ray_cluster.Where("head:6379")
     with pytest.raises(ClusterError, match=r"did not let us in within 0\.05 s; is RAY_AUTH_TOKEN the cluster's"):
         ray_cluster.within(0.05, threading.Event().wait, where)

@@ -80,7 +80,7 @@ def test_two_machines_train_one_model_and_all_files_come_back(
         assert (tmp_path / "made" / "logs" / f"{task}.log").read_text().startswith("job_name : ")
         assert (tmp_path / "made" / "telemetry" / f"{task}.jsonl").stat().st_size > 0
         assert (tmp_path / "made" / "ledger" / f"{task}.bin").stat().st_size > 0
-    again = ["run", *flags, f"--run-dir={tmp_path / 'made'}", "--resume=auto", "mine.py", "--epochs=3"]
+    again = ["run", *flags, "--tls", f"--run-dir={tmp_path / 'made'}", "--resume=auto", "mine.py", "--epochs=3"]
     more = first.paceline(*again, cwd=tmp_path / "code", within_s=200, **cluster.environ).ends_with(0)
     assert "global step 60" in more.text
 

@@ -77,7 +77,7 @@ class RayCluster:
 
     def is_clear(self) -> bool:
         """Whether nothing of a run is left, at the latest after a while."""
-        _, left = psutil.wait_procs(self.tasks(), timeout=GONE_S)
+        _, left = psutil.wait_procs(self.tasks(), timeout=2 * GONE_S)
         return not left
 
 

@@ -74,11 +74,12 @@ def test_ray_starts_an_actor_again_and_its_task_rejoins(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("is_client", [False, True])
 def test_nothing_is_left_when_the_driver_ends(
-    processes: Processes, cluster: RayCluster, train: Path, gate: Gate, number: signal.Signals
+    processes: Processes, cluster: RayCluster, train: Path, gate: Gate, number: signal.Signals, is_client: bool
 ) -> None:
     processes.leave_unverified("the run ends in the middle")
-    flags = ["--on", cluster.address, "--run-dir=made"]
+    flags = ["--on", cluster.client if is_client else cluster.address, "--run-dir=made"]
     run = processes.paceline("run", *flags, train, "--gate", f"0:5:{gate.path}", within_s=120, **cluster.environ)
     arrived = gate.arrival()
     assert len(cluster.tasks()) >= 6  # an actor and a process for each of three

@@ -26,6 +26,7 @@ CLIENT = "ray://"
 CLIENT_PORT, CONTROL_PORT = 10001, 6379  # Ray's own defaults
 KNOCK_S = 4.0
 CONNECT_S = 10.0  # of a cluster that answers
+LOST_S = "5"  # after which a driver outside of the cluster that is gone takes its actors along; Ray's own is 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings, as gRPC begins
 SETTINGS = 4  # the kind of frame that answers it
 SPELLED = "write --on ray, --on ray://HOST:10001 (Ray's client port) or --on HOST:6379 (on a machine of the cluster)"
@@ -120,7 +121,7 @@ def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) ->
     import ray
 
     if where.is_client:
-        os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "0")
+        os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", LOST_S)
     if where.address:
         within(CONNECT_S, lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET), where)
     else:

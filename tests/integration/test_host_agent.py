@@ -155,6 +155,12 @@ def test_the_end_of_stdin_is_the_end_of_all(agent: Agent) -> None:
     assert (agent.folder / "runs" / "r" / "logs").exists(), "nobody has it, so it stays"
 
 
+def test_an_agent_that_started_nothing_leaves_nothing(agent: Agent) -> None:
+    agent.begin(STAYS)
+    agent.stdin.close()
+    assert agent.process.wait(WITHIN_S) == 0 and not (agent.folder / "runs").exists()
+
+
 def test_silence_is_the_end_of_all(agent: Agent) -> None:
     agent.begin(STAYS, silence_s=2.0)
     task = agent.start_one_that_stays()

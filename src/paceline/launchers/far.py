@@ -29,6 +29,7 @@ from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
 from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
 from paceline.launchers.restart import LOST
+from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
 READY_S = 30.0
@@ -181,11 +182,12 @@ class Far:
 
     def _bring(self, far: FarHost, checkpoint: Path) -> str:
         """A checkpoint to a host that may lack it; its name there."""
-        name = folder_name(read.examine(checkpoint).global_step)
-        if name not in far.has:
-            far.has.add(name)
-            far.put(whole(checkpoint, f"{CHECKPOINTS}/{name}"))
-        return f"{CHECKPOINTS}/{name}"
+        found = read.examine(checkpoint)
+        name = f"{CHECKPOINTS}/{folder_name(found.global_step)}"
+        if found.manifest is not None and found.manifest.sha256 not in far.has:
+            far.has.add(found.manifest.sha256)
+            far.put(whole(checkpoint, name))
+        return name
 
     def _keep(self, far: FarHost, piece: Piece) -> None:
         """What a host sends lies in the run folder here; a checkpoint is brought to the chief, if another wrote it."""
@@ -193,7 +195,8 @@ class Far:
             made = keep(self._run.paths.root, piece)
             if made is None:
                 return
-            far.has.add(made.name)
+            manifest = read.examine(made).manifest
+            far.has.update([manifest.sha256] if manifest is not None else [])
             try:
                 retain(made.parent, self._run.settings.keep)
             except CheckpointError as error:
@@ -203,6 +206,9 @@ class Far:
             self._bring(chief, made)
 
     def _tell_lost(self, far: FarHost) -> None:
-        """Once, in the telemetry of a task that is lost with it: the view shows it."""
-        for task in far.tasks[:1]:
+        """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
+        tasks = far.tasks
+        for task in tasks[:1]:
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
+        for task in tasks if far.ready is not None and not far.ready.is_shared else []:
+            note_cut(self._run.paths.ledger(task))

@@ -74,7 +74,7 @@ class FarHost:
         self.states: dict[str, str] = {}
         self.is_lost = False
         self.why = ""  # it is lost
-        self.has: set[str] = set()  # checkpoints that are there, by name
+        self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
         self.heard_s = time.monotonic()
         self._on_piece, self._on_lost = on_piece, on_lost
         self._lock = threading.Lock()

@@ -103,10 +103,14 @@ class Folder:
                     return
 
     def finish(self, speech: Speech) -> None:
-        """Everything, and then nothing is left here that was not here before."""
+        """Send everything, and then nothing is left here that was not here before."""
         with self._lock:
             self._mirror.finish()
         self.report(speech, with_large=True, is_all=True)
+        self.remove()
+
+    def remove(self) -> None:
+        """Nothing that is only here is lost with it."""
         if not self.is_shared and self.paths.root in self._made:
             shutil.rmtree(self.paths.root, ignore_errors=True)
         with suppress(OSError):  # others may have runs there
@@ -128,6 +132,7 @@ class Agent:
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._heard_s = time.monotonic()
         self._is_over = threading.Event()
+        self._has_started = False
         self._held = ports.Reserved()
         check_script(hello)
         self.folder = Folder(hello)
@@ -189,7 +194,7 @@ class Agent:
             moved.write(self.folder.paths.root, moves)
 
     def _start(self, order: f.Start) -> None:
-        settings = self._settings
+        settings, self._has_started = self._settings, True
         if order.resume:
             settings = msgspec.structs.replace(settings, resume=str(self.folder.paths.root / order.resume))
         cluster = ClusterSpec(order.cluster)
@@ -253,6 +258,8 @@ class Agent:
         if is_over:
             self.folder.finish(self._speech)
             self._speech.say(f.Over())
+        elif not self._has_started:
+            self.folder.remove()
         self._is_over.set()
 
     def _until_gone(self, seconds: float) -> None:

@@ -10,6 +10,7 @@ Called by `paceline run --hosts`. Must never start a task before every check has
 """
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,8 +21,8 @@ from paceline.cluster.certificate import check_can_make
 from paceline.cluster.hosts import Host, joined, tasks_on
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
-from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, gpus, local, preflight, syncing
+from paceline.errors import EXIT_OK, ClusterError, UsageError
+from paceline.launchers import closing, gpus, local, preflight, ssh, syncing
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
@@ -57,13 +58,15 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
     check(request.settings, cluster)
     code = syncing.code_of(request.program, Path.cwd())
     used = list({host.name: host for host in placed.values()}.values())
+    program = code.program if hosts.sync_code else program_there(request.program)
     if hosts.sync_code:
         print(syncing.told(code, syncing.sync(code, used)), flush=True)  # 3
+    else:
+        check_scripts(program, used)
     paths = local.folder_of(request)
     with local.held(paths):
         made = local.run_in(request, cluster, paths, threads="", hosts=hosts.flags)  # 4
         local.fill(made, {task: {"host": host.name} for task, host in placed.items()})  # completed below
-        program = code.program if hosts.sync_code else program_there(request.program)
         far = Far(made, placed, {name: seen.address for name, seen in report.seen.items()})
         with syncing.token_in(paths.root) as token:
             told = {host.name: hello(made, program, placed, host, token) for host in used}
@@ -117,6 +120,18 @@ def without_folders(placed: Placed) -> Placed:
 def program_there(program: Program) -> Program:
     """The script below a host's folder, if it is below this one; else at the same path."""
     return syncing.code_of(program, Path.cwd()).program if _is_below(program) else program
+
+
+def check_scripts(program: Program, hosts: Sequence[Host]) -> None:
+    """ClusterError where a host lacks the script, before anything is made."""
+    if program.is_module:
+        return
+    script = shlex.quote(program.script)
+    lines = {host.name: f"cd {ssh.quoted_path(host.folder)} && test -f {script}" for host in hosts}
+    lacking = [answer.host for answer in ssh.run_on_all(lines, hosts) if answer.code]
+    if lacking:
+        told = ", ".join(f"{host.name} (in {host.folder})" for host in lacking)
+        raise ClusterError(f"There is no script {program.script} on {told}; --sync-code copies it there.")
 
 
 def _is_below(program: Program) -> bool:

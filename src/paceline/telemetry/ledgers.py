@@ -18,6 +18,7 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.verify import Verdict, check
 
 ASIDE = "earlier"
+CUT = ".cut"
 MOVED = ".moved-"
 
 
@@ -49,6 +50,12 @@ def _predecessors(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}{MOVED}*.bin"), key=lambda each: _number(each.with_suffix("")))
 
 
+def note_cut(path: Path) -> None:
+    """The end of this ledger was lost with its host: nothing is compared with it."""
+    if path.exists():
+        path.with_suffix(CUT).touch()
+
+
 def set_aside(run: Path) -> None:
     """Make room for another start of this run; what was written stays."""
     folder = RunPaths(run).ledgers
@@ -57,7 +64,7 @@ def set_aside(run: Path) -> None:
         return
     aside = folder / f"{ASIDE}-{len(list(folder.glob(f'{ASIDE}-*'))) + 1}"
     aside.mkdir()
-    for file in written:
+    for file in [*written, *folder.glob(f"*{CUT}")]:
         file.rename(aside / file.name)
 
 
@@ -91,7 +98,7 @@ def _verdict(paths: RunPaths, folder: Path, first_mode: ModeSpec | None) -> Verd
     ps, workers, damaged = {}, {}, []
     for file in sorted(folder.glob("*.bin")):
         job, _, index = file.stem.rpartition("-")
-        if job not in ("ps", "worker", "chief") or not index.isdecimal():
+        if job not in ("ps", "worker", "chief") or not index.isdecimal() or file.with_suffix(CUT).exists():
             continue
         files = [*_predecessors(file), file]
         whys = [(each, why) for each in files if (why := problem(each.read_bytes()))]

@@ -80,11 +80,13 @@ def test_nothing_is_left_when_the_driver_ends(
 ) -> None:
     processes.leave_unverified("the run ends in the middle")
     flags = ["--on", cluster.client if is_client else cluster.address, "--run-dir=made"]
-    run = processes.paceline("run", *flags, train, "--gate", f"0:5:{gate.path}", within_s=120, **cluster.environ)
-    arrived = gate.arrival()
+    gates = [word for index in range(2) for word in ("--gate", f"{index}:5:{gate.path}")]
+    run = processes.paceline("run", *flags, train, *gates, within_s=120, **cluster.environ)
+    arrived = gate.arrivals(2)  # one alone may be there before the other has begun
     assert len(cluster.tasks()) >= 6  # an actor and a process for each of three
     run.signal(number)
-    arrived.release()
+    for each in arrived.values():
+        each.release()
     assert run.end() == (130 if number is signal.SIGINT else -signal.SIGKILL)
     assert cluster.is_clear()
 

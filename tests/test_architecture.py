@@ -121,6 +121,7 @@ PURE = [
     "plan/timings.py",
     "plan/topology.py",
     "lab/matrices/seeds.py",
+    "lab/matrices/slow_link.py",
     "lab/matrices/watch.py",
     "lab/scripts/watched.py",
     "lab/matrices/cards.py",

@@ -148,7 +148,7 @@ def test_every_mode_has_its_section() -> None:
 
 def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
     known = set()
-    for verb in ("run", "serve", "ctl mode", "lab run", "emit docker", "plan"):
+    for verb in ("run", "serve", "ctl mode", "lab run", "emit docker", "plan", "doctor"):
         with pytest.raises(SystemExit):
             main([*verb.split(), "--help"])
         known |= flags_in(capsys.readouterr().out)

@@ -59,7 +59,8 @@ def test_the_old_one_comes_back_and_ends(
     stands.append(gate.arrival())  # worker 1 trains on, with the new one
     old.signal(signal.SIGCONT)
     old.ends_with(3)
-    assert "ps:0 was started again at" in old.lines[-1] and "served" not in old.text
+    assert "error: ps:0 was started again at" in old.lines[-1]
+    assert "served" not in old.text and "Traceback" not in old.text
     assert not (cluster.run / "summary.json").exists(), "the run is not over because the old one is"
     stands[1].release()
     assert len(went_back(cluster.end(), 0)) == 1

@@ -21,6 +21,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 PRIVILEGES = Path("/run/sshd")  # sshd wants it, and a machine whose sshd never ran does not have it
 SSH = "PACELINE_SSH"  # the ssh command, with its options, that the launcher uses
 HOURS_S = 3600.0
+WITHIN_S = 150.0  # of a task: it may be started before the others, and they import torch meanwhile
 NOT_A_TASK = ("sshd", "sshd-session", "sshd-auth")
 
 SSHD_CONFIG = """
@@ -78,7 +79,8 @@ class RunningHost:
     def start(self, *words: object, name: str = "", **options: str) -> Process:
         """Start a command here, as `Processes.start` does."""
         name = name or " ".join(str(word) for word in words[:3])
-        return self._processes.start(*self.enter, *words, name=name, **{SSH: self.ssh, **options})
+        environ = {SSH: self.ssh, **options}
+        return self._processes.start(*self.enter, *words, name=name, within_s=WITHIN_S, **environ)
 
     def paceline(self, *words: object, name: str = "", **options: str) -> Process:
         return self.start(BIN / "paceline", *words, name=name or f"paceline {words[0]} on {self.name}", **options)

@@ -1,6 +1,7 @@
 """DOES `paceline doctor` say what is wrong? This machine, and hosts behind real ssh servers; the probe by itself."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
-from processes import Processes
+from processes import Gate, Processes
 from sshd import Servers, need_sshd
 
+from paceline.lab.measuring.hosts import hosts, lacking
+from paceline.lab.measuring.processes import output_of
 from paceline.launchers.diagnosis import Seen
 from paceline.launchers.links import LONGEST_S, Link, Sink, bound, loopback, measure
 from paceline.launchers.machine import Machine
@@ -93,10 +97,8 @@ def free_run(count: int) -> int:
 
 
 def test_loopback_is_measured_in_both_directions() -> None:
-    begun_s = time.monotonic()
-    link = loopback(SHORT_S)
-    assert time.monotonic() - begun_s < 5
-    assert link.sent_bytes_per_s > 1e7 and link.received_bytes_per_s > 1e7 and 0 < link.latency_ms < 100
+    link = loopback()
+    assert link.sent_bytes_per_s > 1e7 and link.received_bytes_per_s > 1e7 and 0 < link.latency_ms < 1000
 
 
 def test_a_sink_talks_to_nobody_who_does_not_know_its_token() -> None:
@@ -131,6 +133,39 @@ def test_why_a_host_is_not_reached_is_an_answer() -> None:
     assert "known" in unknown.error or "resolution" in unknown.error
 
 
+SINK = (
+    "import sys; from paceline.launchers.links import Sink; print(Sink(bytes(16)).port, flush=True); sys.stdin.read()"
+)
+MEASURE = """
+import sys
+import msgspec
+from paceline.launchers.links import measure
+print(msgspec.json.encode(measure(sys.argv[1], int(sys.argv[2]), bytes(16))).decode())
+"""
+
+
+@pytest.mark.hosts
+def test_a_slow_link_is_measured_as_slow_as_it_is(processes: Processes) -> None:
+    if why := lacking():
+        pytest.skip(f"NOT TESTED: {why}")
+    with hosts(2) as (first, second):
+        for host in (first, second):
+            limit = [*host.enter, "tc", "qdisc", "add", "dev", "outer", "root", "tbf", "rate", "10mbit"]
+            if output_of([*limit, "burst", "64kb", "latency", "50ms"]) is None:
+                pytest.skip("NOT TESTED: tc cannot limit a link here")
+        sink = subprocess.Popen(
+            [*second.enter, sys.executable, "-c", SINK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert sink.stdout is not None
+            port = int(sink.stdout.readline())
+            run = processes.start(*first.enter, sys.executable, "-c", MEASURE, second.address, port).ends_with(0)
+        finally:
+            sink.communicate()
+    link = msgspec.json.decode(run.text, type=Link)
+    assert 4 < link.sent_bytes_per_s * 8e-6 < 12 and 4 < link.received_bytes_per_s * 8e-6 < 12
+
+
 # --- the verb ---------------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +195,7 @@ def test_doctor_tells_the_same_as_json(processes: Processes, servers: Servers, t
     run = processes.paceline("doctor", "--cluster", path, "--json", **servers.environ).ends_with(0)
     told = msgspec.json.decode(run.text, type=Told)
     assert told.ok and [each.host.name for each in told.hosts] == ["server1", "server2"]
-    assert [(each["from"], each["to"]) for each in told.links] == [("server1", "server2")]
+    assert [(each["from"], each["to"]) for each in told.links] == [("server2", "server1")]
     assert told.seconds < 15
 
 
@@ -211,3 +246,21 @@ def test_a_machine_without_loopback_is_exit_code_1(processes: Processes) -> None
 
 def processes_bin(name: str) -> Path:
     return Path(sys.executable).with_name(name)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_whoever_asks_may_end_in_the_middle_and_nothing_is_left(
+    processes: Processes, servers: Servers, gate: Gate, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """The host's python stands still at the gate; it is there by name, and gone when its stdin has ended."""
+    stands = tmp_path / "python"
+    path = f"import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect({str(gate.path)!r}); import os"
+    stands.write_text(f"#!{sys.executable}\n{path}\ns.sendall(b'server1 pid %d\\n' % os.getpid())\nsys.stdin.read()\n")
+    stands.chmod(0o755)
+    servers.start("server1")
+    (tmp_path / "cluster.toml").write_text(f'[hosts.server1]\npython = "{stands}"\n')
+    run = processes.paceline("doctor", "--cluster", tmp_path / "cluster.toml", **servers.environ)
+    there = psutil.Process(gate.arrival().pid)
+    run.signal(number)
+    assert run.end() == code
+    there.wait(10)

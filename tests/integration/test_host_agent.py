@@ -30,7 +30,8 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        environ = {**os.environ, "PACELINE_NURSERY": "0"}
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environ["PACELINE_NURSERY"] = "0"
         command = [sys.executable, "-P", "-m", "paceline.launchers.host_agent"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=folder, env=environ)

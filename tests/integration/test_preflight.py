@@ -1,8 +1,10 @@
 """IS what is wrong with a host told before anything starts? Real ssh servers on loopback, asked all at once."""
 
 import socket
+import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,8 @@ from sshd import Servers, need_sshd
 
 from paceline.cluster.hosts import Host, parse, placed
 from paceline.cluster.secret import is_loopback
-from paceline.errors import ClusterError
-from paceline.launchers import host_table, preflight, ssh
+from paceline.errors import ClusterError, UsageError
+from paceline.launchers import host_table, preflight, ssh, talk
 from paceline.launchers.links import Link
 from paceline.launchers.ports import Reserved
 from paceline.version import VERSION
@@ -31,6 +33,7 @@ def servers(
     need_sshd()
     made = Servers(processes, ports, tmp_path / "ssh")
     monkeypatch.setenv(ssh.SSH, made.environ[ssh.SSH])
+    monkeypatch.setattr(preflight, "PAIR_S", 0.05)
     yield made
     made.close()
 
@@ -70,14 +73,14 @@ def test_two_hosts_are_seen_and_measured_and_nothing_is_left_there(servers: Serv
     addresses = [cluster.address(task) for task in tasks]
     assert len(set(addresses)) == 4 and all(each.startswith("127.0.0.1:") for each in addresses)
     [(pair, link)] = report.links.items()
-    assert pair == ("server1", "server2") and isinstance(link, Link)
-    assert link.bytes_per_s > 1e7 and 0 < link.latency_ms < 1000
+    assert pair == ("server2", "server1") and isinstance(link, Link)
+    assert 0 < link.latency_ms < 1000
     for seen in report.seen.values():
         assert seen.machine.paceline == VERSION and seen.machine.torch
         assert abs(seen.clock_s) <= seen.clock_within_s + 0.1
     assert left_on(servers) == []
     table = host_table.lines(report)
-    assert table[1].startswith("server1 ") and table[3].startswith("server1 - server2: ")
+    assert table[1].startswith("server1 ") and table[3].startswith("server2 - server1: ")
 
 
 def test_this_machine_needs_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +163,17 @@ def test_a_python_without_paceline(servers: Servers, tmp_path: Path) -> None:
     assert said.startswith(f"server1 has no paceline in {bare}") and f"pip install paceline=={VERSION}" in said
 
 
+def test_a_python_that_is_too_old(servers: Servers, tmp_path: Path) -> None:
+    servers.start("server1")
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = -c ] && { echo 3.9.2; echo none; exit; }\necho "SyntaxError" >&2; exit 1\n')
+    old.chmod(0o755)
+    said = refusal(host("server1", python=str(old)))
+    assert said.startswith(f"server1 has python 3.9.2 at {old}, and paceline needs 3.11 or newer")
+    needed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert needed == f">={'.'.join(map(str, talk.OLDEST))}"
+
+
 def test_another_version_says_which(servers: Servers, tmp_path: Path) -> None:
     old = tmp_path / "old" / "paceline"
     old.mkdir(parents=True)
@@ -204,7 +218,10 @@ def test_more_cards_than_there_are(servers: Servers) -> None:
 def test_one_host_that_fails_does_not_hide_the_others(servers: Servers) -> None:
     servers.start("server1", "server2", "server3")
     report = preflight.look([host("server1"), host("server2", python="/no/such/python"), host("server3")])
-    assert list(report.seen) == ["server1", "server3"] and list(report.links) == [("server1", "server3")]
+    assert list(report.seen) == ["server1", "server3"] and list(report.links) == [
+        ("server3", "server1"),
+        ("server1", "server3"),
+    ]
     assert [problem.where for problem in report.problems if problem.is_fatal] == ["server2"]
 
 
@@ -212,3 +229,50 @@ def test_an_address_where_nobody_is(servers: Servers) -> None:
     servers.start("server1", "server2")
     said = refusal(host("server1"), host("server2", address="no-such-host.invalid"))
     assert "server1 does not know the name no-such-host.invalid of server2" in said
+
+
+def test_a_host_that_listens_and_says_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "OPTIONS", [*ssh.OPTIONS[:2], "-oBatchMode=yes", "-oConnectTimeout=1"])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers.alias("server1", port=silent.getsockname()[1])
+        assert "server1 did not answer within" in refusal(host("server1"))
+
+
+def test_a_host_whose_python_hangs(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "LOOK_S", 1.0)
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    hanging.chmod(0o755)
+    servers.start("server1")
+    said = refusal(host("server1", python=str(hanging)))
+    assert said.startswith("server1 did not answer within ") and "look with `ssh " in said
+    assert left_on(servers) == []
+
+
+def test_no_ssh_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ssh.SSH, "/no/such/ssh -v")
+    with pytest.raises(UsageError, match=r"'/no/such/ssh' cannot be run .*; install OpenSSH, or set PACELINE_SSH"):
+        preflight.look([host("server1")])
+
+
+# --- the line that is sent --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strange", ["it's", "a b", "$(touch x)", "`x`", "a;b", "--flag", "ü", "", "a\nb"])
+def test_arguments_and_values_arrive_as_they_are(strange: str) -> None:
+    code = "import os, sys; print(repr((sys.argv[1], os.environ['GIVEN'])))"
+    line = ssh.python_line(parse("a"), "-c", code, strange, environ={"GIVEN": strange})
+    said = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, check=True).stdout.decode()
+    assert said == repr((strange, strange)) + "\n"
+
+
+@pytest.mark.parametrize(
+    "more, code", [({"folder": "/no/such folder"}, ssh.NO_FOLDER), ({"python": "/no/python"}, ssh.NO_PYTHON)]
+)
+def test_a_folder_and_a_python_that_are_not_there_have_their_exit_codes(more: dict[str, str], code: int) -> None:
+    there = msgspec.structs.replace(parse("b"), **more)
+    done = subprocess.run(["sh", "-c", ssh.python_line(there, "-V")], stderr=subprocess.PIPE)
+    assert done.returncode == code
+    [(kind, given)] = more.items()
+    said = ssh.told(there, code, "")
+    assert said.startswith(f"b has no {kind}") and given in said

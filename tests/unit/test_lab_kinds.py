@@ -9,7 +9,7 @@ import torch
 
 from paceline.lab import MATRICES
 from paceline.lab.cells import REMARK, Cell, Finished, Table, Worker, settings_text
-from paceline.lab.matrices import cards, scale, seeds, towers, watch
+from paceline.lab.matrices import cards, scale, seeds, slow_link, towers, watch
 from paceline.lab.matrices.accuracy import SINGLE
 from paceline.lab.measuring.hosts import Host
 from paceline.lab.measuring.processes import Failed
@@ -342,3 +342,19 @@ def test_a_queue_that_bends_the_line_has_no_negative_times() -> None:
     (line,) = scale.verdict_lines(list(zip(kind, runs, strict=True)))
     assert line[3:5] == ("85 (1 worker)", "93") and line[6] == "8576 (16 workers)"
     assert line[-1].startswith("more than 4 workers bring less than 10 % more"), "more, but not worth it"
+
+
+def test_samples_that_were_discarded_do_not_count() -> None:
+    metrics = {cards.SAMPLES: 1000.0, cards.BEGAN_S: 10.0, cards.ENDED_S: 20.0}
+    workers = [Worker(index=0, metrics=metrics), Worker(index=1, metrics=metrics, discarded=4)]
+    done = Finished(workers=workers)
+    assert slow_link.throughput(done) == 160.0 and slow_link.throughput(done, only=1) == 60.0
+    assert slow_link.throughput(Finished(workers=[Worker(index=0)])) is None
+    assert slow_link.throughput(Finished()) is None
+
+
+def test_the_slow_cable_is_the_last_hosts() -> None:
+    cells = slow_link.matrix(True).tables[0].cells
+    assert [cell.rate for cell in cells] == ["", *["10mbit"] * 5]
+    args = hosts_script.arguments(["--run-dir", "r", *cells[1].command[3:]])
+    assert args.rate == "10mbit" and args.hosts.split("/")[-1] == "worker:2"

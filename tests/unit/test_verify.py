@@ -25,7 +25,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.telemetry import ledger, verify_ps, verify_worker
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Kind, Ledger, Record
-from paceline.telemetry.ledgers import verdict_of
+from paceline.telemetry.ledgers import note_cut, set_aside, verdict_of
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.verify import Verdict, check
 from paceline.wire.frames import Flag, Outcome
@@ -481,3 +481,19 @@ def test_ledgers_that_were_set_aside_are_checked_too(runs: dict[str, Run], tmp_p
 def test_no_folder_at_all() -> None:
     with pytest.raises(UsageError, match="No run folder"):
         partial(main.verify.verify, "nothere")()
+
+
+def test_a_ledger_whose_end_was_lost_with_its_host_proves_nothing(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    worker = Ledger(paths.ledgers / "worker-0.bin")
+    worker.write(Kind.PUSH, push_id=1)  # before any START
+    worker.close()
+    server = Ledger(paths.ledgers / "ps-0.bin")
+    server.write(Kind.START)
+    server.close()
+    assert verdict_of(tmp_path).violations
+    note_cut(paths.ledgers / "worker-0.bin")
+    note_cut(paths.ledgers / "worker-1.bin")
+    assert verdict_of(tmp_path).is_ok and not (paths.ledgers / "worker-1.cut").exists()
+    set_aside(tmp_path)
+    assert sorted(path.name for path in paths.ledgers.rglob("*.*")) == ["ps-0.bin", "worker-0.bin", "worker-0.cut"]

@@ -16,6 +16,7 @@ from paceline.lab.matrices import (
     safety,
     scale,
     seeds,
+    slow_link,
     tensorflow,
     towers,
     watch,
@@ -39,4 +40,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "scale": scale.matrix,
     "watch": watch.matrix,
     "cards": cards.matrix,
+    "slow-link": slow_link.matrix,
 }

@@ -38,6 +38,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     own: dict[str, str] = {}  # the program's own axes: flag and value
     needs_gpus: int = 0  # with fewer cards visible it is skipped
     hosts: tuple[tuple[str, ...], ...] = ()  # the tasks of each host; empty: all of them here, through `paceline run`
+    rate: str = ""  # of the last host's cable, as tc writes it: 10mbit; "": as fast as memory
 
     @property
     def is_alone(self) -> bool:
@@ -58,7 +59,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if self.hosts:
             tasks = "/".join(",".join(host) for host in self.hosts)
             asked = ("--settings", settings_text(self.settings)) if flags(self.settings) else ()
-            return ("python", "-m", HOSTS, "--hosts", tasks, *asked, *program)
+            rate = ("--rate", self.rate) if self.rate else ()
+            return ("python", "-m", HOSTS, "--hosts", tasks, *rate, *asked, *program)
         ps = ("--ps", str(self.num_ps)) if self.num_ps > 1 else ()
         return (
             "paceline", "run", *ps, "--workers", str(self.num_workers), *flags(self.settings), *program,

@@ -39,7 +39,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run_dir: str  # the run folder, below the host's own folder; one that lies elsewhere is used only if it is shared
     token: str  # a file of the run folder: where it is seen, the folder is shared
     num_workers: int  # of this host
-    threads: str = ""  # of every task; "": the host's cores over its workers
+    threads: str = ""  # of every task; "": what the host's environment says, or its cores over its workers
     gpus: int | None = None  # how many of its cards; None: all
     environ: dict[str, str] = {}
     ports: list[int] = []  # of its tasks: held until they listen
@@ -143,7 +143,7 @@ def frame(message: Told | Heard) -> bytes:
     """A message as it travels.
 
     >>> len(frame(End()))
-    15
+    14
     """
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body

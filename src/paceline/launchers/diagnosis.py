@@ -40,6 +40,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     clock_s: float = 0.0  # ahead of this machine's clock
     clock_within_s: float = 0.0  # so well is that known
     sink_port: int = 0
+    own_address: str = ""  # what it takes that address for
 
 
 def of_machine(machine: Machine, where: str) -> list[Problem]:
@@ -164,13 +165,12 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
     a, b = first.host.name, second.host.name
     if isinstance(link, str):
         return [_fatal(a, _unreached(a, second, link))]
-    if 0 < link.bytes_per_s < SLOW_BYTES_PER_S:
-        speed = link.bytes_per_s * 8 / 1e6
+    if link.bytes_per_s < SLOW_BYTES_PER_S:
         return [
             _note(
                 a,
-                f"Between {a} and {b} are {speed:.1f} Mbit/s; consider --wire bfloat16, or --mode local with many "
-                "--local-steps.",
+                f"Between {a} and {b} are {link.bytes_per_s * 8e-6:.1f} Mbit/s; consider --wire bfloat16, or --mode "
+                "local with many --local-steps.",
             )
         ]
     if link.latency_ms > SLOW_MS:
@@ -182,6 +182,17 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
             )
         ]
     return []
+
+
+def of_links(seen: Mapping[str, Seen], links: Mapping[tuple[str, str], Link | str]) -> list[Problem]:
+    """What is wrong between all hosts; what two notice in both directions is said once."""
+    found: list[Problem] = []
+    noted: set[frozenset[str]] = set()
+    for (a, b), link in links.items():
+        problems = of_link(seen[a], seen[b], link)
+        found += [problem for problem in problems if problem.is_fatal or {a, b} not in noted]
+        noted.add(frozenset((a, b)))
+    return found
 
 
 def _unreached(a: str, second: Seen, why: str) -> str:

@@ -20,7 +20,7 @@ from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ClusterError
 from paceline.launchers import agent_frames as f
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.children import Children
@@ -35,6 +35,7 @@ from paceline.telemetry.sink import append
 READY_S = 30.0
 BEAT_S = 1.0
 LOST_LEASES, LEAST_LOST_S = 3, 10.0
+STUCK_S = 60.0  # at the end: how long a host may live without sending anything of the run folder
 
 
 def lost_s(settings: Settings) -> float:
@@ -61,13 +62,16 @@ class Far:
         self._is_over = threading.Event()
 
     def open(self, hosts: list[Host], hellos: Mapping[str, Hello]) -> dict[str, Ready]:
-        """Start all agents at once, and wait for them; ClusterError, with nothing left running, when one fails."""
+        """Start all agents at once, and wait for them; ClusterError, with nothing left running, when some fail."""
         deadline_s = time.monotonic() + READY_S
         try:
             for host in hosts:
                 far = self._hosts[host.name] = FarHost(host, self._keep, self._tell_lost)
                 far.say(hellos[host.name])
-            ready = {name: far.wait_until_ready(deadline_s) for name, far in self._hosts.items()}
+            answers = {name: far.wait_until_ready(deadline_s) for name, far in self._hosts.items()}
+            ready = {name: answer for name, answer in answers.items() if answer is not None}
+            if len(ready) < len(answers):
+                raise ClusterError(" ".join(far.why for far in self._hosts.values() if far.ready is None))
         except BaseException:
             self._close_all()
             raise
@@ -106,8 +110,13 @@ class Far:
             far.say(f.End())
         try:
             for far in self._hosts.values():
-                while not far.wait_until_over(BEAT_S):  # _watch sees to it that this comes
-                    pass
+                began_s = time.monotonic()
+                while not far.wait_until_over(BEAT_S):  # a silent one is lost, and then over, too
+                    if time.monotonic() - max(began_s, far.news_s) > STUCK_S:
+                        print(
+                            f"paceline: {far.host.name} does not end; what it has not sent yet stays there.", flush=True
+                        )
+                        break
         except KeyboardInterrupt:
             print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
         self._close_all()

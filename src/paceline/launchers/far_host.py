@@ -14,7 +14,7 @@ from signal import SIGKILL, Signals
 
 from paceline.cluster.hosts import Host
 from paceline.cluster.spec import Task
-from paceline.errors import ClusterError, PacelineError
+from paceline.errors import PacelineError
 from paceline.launchers import agent_frames as f
 from paceline.launchers import ssh
 from paceline.launchers.agent_frames import Ready, Told
@@ -75,7 +75,7 @@ class FarHost:
         self.is_lost = False
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
-        self.heard_s = time.monotonic()
+        self.heard_s = self.news_s = time.monotonic()
         self._on_piece, self._on_lost = on_piece, on_lost
         self._lock = threading.Lock()
         self._tasks: dict[Task, FarProcess] = {}
@@ -100,11 +100,11 @@ class FarHost:
         """Have these in the run folder there before anything that is said from now on; nobody waits for it."""
         self._outbox.put(pieces)
 
-    def wait_until_ready(self, deadline_s: float) -> Ready:
-        """What the agent found; ClusterError when it refuses, or says nothing."""
+    def wait_until_ready(self, deadline_s: float) -> Ready | None:
+        """What the agent found; None when it refuses, or says nothing: then it is lost."""
         self._answered.wait(max(0.0, deadline_s - time.monotonic()))
         if self.ready is None:
-            raise ClusterError(self.why or f"The agent on {self.host.name} did not answer in time.")
+            self.lose(f"The agent on {self.host.name} did not answer in time.")
         return self.ready
 
     def start(self, order: f.Start) -> FarProcess:
@@ -171,6 +171,7 @@ class FarHost:
 
     def _take(self, message: f.Heard) -> None:
         if isinstance(message, f.News):
+            self.news_s = self.heard_s
             self._on_piece(self, message.piece)
         elif isinstance(message, f.Beat):
             self.states = message.states

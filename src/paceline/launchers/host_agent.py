@@ -33,7 +33,7 @@ from paceline.launchers import agent_frames as f
 from paceline.launchers import gpus, here, machine, ports
 from paceline.launchers.agent_frames import Heard, Hello, Told
 from paceline.launchers.children import Exited
-from paceline.launchers.entry import check_program
+from paceline.launchers.entry import THREADS, check_program
 from paceline.launchers.folders import put_aside
 from paceline.launchers.mirror import Mirror, keep
 from paceline.telemetry.paths import RunPaths
@@ -91,22 +91,22 @@ class Folder:
                 name = made.relative_to(self.paths.root).as_posix() if made is not None else order.piece.path
                 self._mirror.skip([name])
 
-    def report(self, speech: Speech, with_large: bool, is_all: bool = False) -> None:
-        """Send what is new; all of it, or what a moment allows."""
+    def report(self, speech: Speech, with_large: bool) -> bool:
+        """Send what is new, as much as a moment allows; whether there was anything."""
         if self.is_shared:
-            return
+            return False
         with self._lock:
-            while pieces := self._mirror.pieces(with_large=with_large):
-                for piece in pieces:
-                    speech.say(f.News(piece))
-                if with_large and not is_all:
-                    return
+            pieces = self._mirror.pieces(with_large=with_large)
+            for piece in pieces:
+                speech.say(f.News(piece))
+        return bool(pieces)
 
     def finish(self, speech: Speech) -> None:
         """Send everything, and then nothing is left here that was not here before."""
         with self._lock:
             self._mirror.finish()
-        self.report(speech, with_large=True, is_all=True)
+        while self.report(speech, with_large=True):
+            pass
         self.remove()
 
     def remove(self) -> None:
@@ -139,7 +139,8 @@ class Agent:
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
         self._cores = machine.cores()
-        self._threads = hello.threads or str(max(1, self._cores // max(1, hello.num_workers)))
+        share = str(max(1, self._cores // max(1, hello.num_workers)))
+        self._threads = hello.threads or os.environ.get(THREADS) or share
         environ = environ_of(hello, self._threads)
         self._cards = gpus.cards(environ)
         self._here = here.Here(environ, hello.program, hello.settings, hello.ps)
@@ -178,7 +179,8 @@ class Agent:
 
     def _do(self, order: Told | Exited) -> None:
         if isinstance(order, Exited):
-            self.folder.report(self._speech, with_large=False)
+            while self.folder.report(self._speech, with_large=False):
+                pass
             self._speech.say(f.Exited(order.task, order.code))
         elif isinstance(order, f.Start):
             self._start(order)
@@ -238,13 +240,13 @@ class Agent:
                 self._orders.put(event)
 
     def _report(self) -> None:
-        beat_s = 0.0
-        while not self._is_over.wait(REPORT_S):
+        beat_s, has_more = 0.0, False
+        while not self._is_over.wait(0.0 if has_more else REPORT_S):
             if time.monotonic() - beat_s >= BEAT_S:
                 beat_s = time.monotonic()
                 states = {str(task): self.children.status(task) or "" for task in self.children.running()}
                 self._speech.say(f.Beat(states))
-            self.folder.report(self._speech, with_large=True)
+            has_more = self.folder.report(self._speech, with_large=True)
 
     def end(self, is_over: bool) -> None:
         """Nothing runs any more; what is left to tell is told, if somebody listens."""

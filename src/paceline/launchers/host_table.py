@@ -7,7 +7,7 @@ import math
 
 from paceline.launchers.diagnosis import Seen, cards_of
 from paceline.launchers.links import Link
-from paceline.launchers.machine import MB, Machine
+from paceline.launchers.machine import MB, Gpu, Machine
 from paceline.launchers.preflight import Report
 
 HEADERS = ("host", "address", "paceline", "torch", "cores", "memory", "GPUs", "clock")
@@ -94,8 +94,18 @@ def rate_words(bytes_per_s: float) -> str:
 
 def card_words(seen: Machine) -> str:
     """The cards of a machine with their memory, and the driver."""
-    cards = ", ".join(f"{gpu.name} ({gpu.free_mb / 1e3:.1f} of {gpu.memory_mb / 1e3:.1f} GB free)" for gpu in seen.gpus)
+    cards = ", ".join(map(_card_words, seen.gpus))
     return f"{cards}; driver {seen.driver}" if cards else "none"
+
+
+def _card_words(gpu: Gpu) -> str:
+    """
+    >>> _card_words(Gpu(name="NVIDIA H200", memory_mb=150e3, free_mb=149.1e3)), _card_words(Gpu(name="NVIDIA GB10"))
+    ('NVIDIA H200 (149.1 of 150.0 GB free)', 'NVIDIA GB10')
+    """
+    if gpu.memory_mb is None or gpu.free_mb is None:
+        return gpu.name
+    return f"{gpu.name} ({gpu.free_mb / 1e3:.1f} of {gpu.memory_mb / 1e3:.1f} GB free)"
 
 
 def clock_words(seen: Seen) -> str:

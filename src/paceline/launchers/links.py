@@ -5,17 +5,20 @@ talks only to those who know its token. Must never send anything but zeros, nor 
 
     1. the one that measures connects and says token, verb, seconds
     2. PING: it sends single bytes, which come back     SEND: it sends zeros     TAKE: the sink sends zeros
-    3. whoever receives counts for so many seconds from the first byte on; in SEND the sink says what it counted
+    3. whoever receives counts for so many seconds from the first byte on, longer on a slow link; in SEND the sink says
+       what it counted
 """
 
 import hmac
 import math
+import select
 import socket
 import statistics
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
@@ -28,6 +31,8 @@ PINGS = 15
 WARMING = 0.2  # of the time is not counted: connections begin slowly
 CONNECT_S = 3.0
 LONGEST_S = 2.0
+LONGER = 4.0  # so many times the time, where few bytes came
+ENOUGH_BYTES = 1 << 20
 BUFFER_BYTES = 1 << 20  # on a slow link more would take seconds to drain
 
 
@@ -43,6 +48,15 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Of the slower direction."""
         return min(self.sent_bytes_per_s, self.received_bytes_per_s)
 
+    @property
+    def reversed(self) -> "Link":
+        """The same, as the other host sees it."""
+        return Link(
+            latency_ms=self.latency_ms,
+            sent_bytes_per_s=self.received_bytes_per_s,
+            received_bytes_per_s=self.sent_bytes_per_s,
+        )
+
 
 class Sink:
     """The side that is measured, in threads of its own until it is closed."""
@@ -55,7 +69,9 @@ class Sink:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """No more of it."""
+        """No more of it; closing alone would let one in who comes while the thread waits."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self) -> None:
@@ -80,7 +96,7 @@ class Sink:
                 elif verb == SEND:
                     connection.sendall(RATE.pack(_counted(connection, seconds)))
                 elif verb == TAKE:
-                    _pour(connection, seconds + 1)
+                    _pour(connection, seconds)
             except OSError:
                 return  # the one that measured has what it wanted
 
@@ -110,12 +126,14 @@ def _unbound() -> socket.socket:
 
 
 def measure(host: str, port: int, token: bytes, seconds: float = 0.3) -> Link:
-    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens."""
-    return Link(
-        latency_ms=_asked(host, port, (token, PING, seconds), _round_trip) * 1e3,
-        sent_bytes_per_s=_asked(host, port, (token, SEND, seconds), lambda there: _sent(there, seconds)),
-        received_bytes_per_s=_asked(host, port, (token, TAKE, seconds), lambda there: _counted(there, seconds)),
-    )
+    """The way to a sink; OSError where there is none, ConnectionAbortedError where somebody else listens. A way on
+    which single bytes come through, and no more, has the speed 0."""
+    latency_s = _asked(host, port, (token, PING, seconds), _round_trip)
+    sent = received = 0.0
+    with suppress(OSError):
+        sent = _asked(host, port, (token, SEND, seconds), lambda there: _sent(there, seconds))
+        received = _asked(host, port, (token, TAKE, seconds), lambda there: _counted(there, seconds))
+    return Link(latency_ms=latency_s * 1e3, sent_bytes_per_s=sent, received_bytes_per_s=received)
 
 
 def loopback(seconds: float = 0.3) -> Link:
@@ -126,6 +144,14 @@ def loopback(seconds: float = 0.3) -> Link:
         return measure("127.0.0.1", sink.port, token, seconds)
     finally:
         sink.close()
+
+
+def resolved(host: str) -> str:
+    """The address that a name has on this machine; "" where it is not known."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
 
 
 def own_address(host: str) -> str:
@@ -157,32 +183,33 @@ def _round_trip(there: socket.socket) -> float:
 
 def _sent(there: socket.socket, seconds: float) -> float:
     _pour(there, seconds)
-    there.settimeout(seconds + CONNECT_S)
+    there.settimeout(CONNECT_S)
     rate: float = RATE.unpack(_exactly(there, RATE.size))[0]
     return rate
 
 
 def _pour(there: socket.socket, seconds: float) -> None:
-    """Zeros for so long, or until nobody takes them."""
-    until_s = time.perf_counter() + seconds
-    try:
-        while (left_s := until_s - time.perf_counter()) > 0:
-            there.settimeout(left_s)
+    """Zeros until the other side says something, or goes, or has had all the time that it may take."""
+    until_s = time.perf_counter() + LONGER * seconds + CONNECT_S
+    there.setblocking(False)
+    while (left_s := until_s - time.perf_counter()) > 0:
+        said, is_room, _ = select.select([there], [there], [], left_s)
+        if said:
+            return
+        if is_room:
             there.send(CHUNK)
-    except (TimeoutError, ConnectionError):
-        return
 
 
 def _counted(there: socket.socket, seconds: float) -> float:
-    """Bytes a second, from a while after the first byte on."""
+    """Bytes a second, from a while after the first byte on; longer on a slow link, to see more than a burst."""
     into = bytearray(len(CHUNK))
     there.settimeout(seconds + CONNECT_S)
     if not there.recv_into(into):
         raise ConnectionAbortedError
     begun_s = now_s = time.perf_counter()
     counted_from_s, count = math.inf, 0
-    there.settimeout(seconds)
-    while now_s - begun_s < seconds:
+    while (left_s := begun_s + (seconds if count >= ENOUGH_BYTES else LONGER * seconds) - now_s) > 0:
+        there.settimeout(left_s)
         try:
             size = there.recv_into(into)
         except TimeoutError:
@@ -190,10 +217,10 @@ def _counted(there: socket.socket, seconds: float) -> float:
         if not size:
             break
         now_s = time.perf_counter()
-        if counted_from_s is math.inf:
-            counted_from_s = now_s if now_s - begun_s >= WARMING * seconds else math.inf
-        else:
+        if counted_from_s < math.inf:
             count += size
+        elif now_s - begun_s >= WARMING * seconds:
+            counted_from_s = now_s
     return count / (now_s - counted_from_s) if count and now_s > counted_from_s else 0.0
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,8 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One card, as its driver knows it."""
 
     name: str
-    memory_mb: float
-    free_mb: float
+    memory_mb: float | None = None  # None: it shares the machine's
+    free_mb: float | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,15 +151,22 @@ def cards() -> tuple[str, tuple[Gpu, ...]]:
         return "", ()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        memories = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        found = zip(names, memories, strict=True)
-        gpus = tuple(Gpu(name=name, memory_mb=each.total / MB, free_mb=each.free / MB) for name, each in found)
-        return str(pynvml.nvmlSystemGetDriverVersion()), gpus
+        return str(pynvml.nvmlSystemGetDriverVersion()), tuple(_card(handle) for handle in handles)
     except pynvml.NVMLError:
         return "", ()
     finally:
         pynvml.nvmlShutdown()
+
+
+def _card(handle: Any) -> Gpu:
+    import pynvml
+
+    name = str(pynvml.nvmlDeviceGetName(handle))
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    except pynvml.NVMLError:
+        return Gpu(name=name)
+    return Gpu(name=name, memory_mb=memory.total / MB, free_mb=memory.free / MB)
 
 
 def _read(path: str) -> str:

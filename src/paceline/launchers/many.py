@@ -25,7 +25,7 @@ from paceline.errors import EXIT_OK, ClusterError, UsageError
 from paceline.launchers import closing, gpus, local, preflight, ssh, syncing
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.crew import Run
-from paceline.launchers.entry import Program, check_program
+from paceline.launchers.entry import THREADS, Program, check_program
 from paceline.launchers.far import Far, lost_s
 from paceline.launchers.local import Request
 from paceline.launchers.nursery import VARIABLE as NURSERY
@@ -37,7 +37,6 @@ from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 Placed = dict[Task, Host]
-THREADS = "OMP_NUM_THREADS"
 MORE_SILENCE_S = 5.0  # an agent waits for longer than the launcher, which then knows first
 
 

@@ -28,6 +28,8 @@ from paceline.launchers.talk import Talk
 LOOK_S, CLOCK_S, LINK_S = 12.0, 3.0, 9.0  # how long an answer may take
 LINKS_S = 3.0  # for all pairs together
 PAIR_S = 0.3
+ONLY_REACHED_S = 0.01  # where the speed is known already
+LIMIT_S = 10.0  # then no further pair is measured
 CLOCKS = 3
 
 
@@ -45,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             raise ClusterError(" ".join(problem.sentence for problem in found))
 
     def cluster(self, placed: Mapping[Task, Host]) -> ClusterSpec:
-        """Every task at its host's address and at a port that is free there."""
+        """Every task at its host's address and at a port that is free there; `check` comes first."""
         jobs: dict[str, list[str]] = {}
         left = {name: iter(seen.ports) for name, seen in self.seen.items()}
         for task, host in placed.items():
@@ -57,9 +59,8 @@ def of_run(placed: Mapping[Task, Host]) -> Report:
     """The hosts of a run: a port for every task, and the ways between a ps and everybody else."""
     hosts = list({host.name: host for host in placed.values()}.values())
     holders = [host.name for task, host in placed.items() if task.job == "ps"]
-    others = [host.name for host in hosts]
-    pairs = list(dict.fromkeys(tuple(sorted((a, b))) for a in holders for b in others if a != b))
-    return look(hosts, {host.name: len(tasks_on(dict(placed), host)) for host in hosts}, [(a, b) for a, b in pairs])
+    pairs = [(host.name, holder) for holder in dict.fromkeys(holders) for host in hosts if host.name != holder]
+    return look(hosts, {host.name: len(tasks_on(dict(placed), host)) for host in hosts}, pairs)
 
 
 def look(
@@ -68,14 +69,14 @@ def look(
     pairs: Iterable[tuple[str, str]] | None = None,
     given: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Report:
-    """Ask all hosts; `pairs` are those whose way is measured, all of them where nothing is said; `given` are ports that
-    must be free."""
+    """Ask all hosts; of `pairs` the first connects to the second, as workers do to a ps: all of them where nothing is
+    said; `given` are ports that must be free."""
     begun_s = time.monotonic()
-    here = machine.look()
     talks: dict[str, Talk] = {}
     try:
-        addresses = ssh.addresses(hosts)
-        talks = {host.name: Talk(host) for host in hosts}
+        for host in hosts:
+            talks[host.name] = Talk(host)
+        addresses, here = ssh.addresses(hosts), machine.look()  # while those start
         found = at_once(
             lambda host: _seen(
                 talks[host.name],
@@ -90,19 +91,18 @@ def look(
         seen = _with_addresses(talks, seen)
         for each in seen.values():
             problems += diagnosis.of_host(each, here, ssh.pip_line(each.host))
-        names = list(seen)
-        every = [(a, b) for number, a in enumerate(names) for b in names[number + 1 :]] if pairs is None else pairs
-        links = _links(talks, seen, [(a, b) for a, b in every if a in seen and b in seen])
+        every = [(a, b) for b in seen if seen[b].host.has("ps") for a in seen if a != b] if pairs is None else pairs
+        known = [(a, b) for a, b in every if a in seen and b in seen and seen[b].sink_port]
+        links = _links(talks, seen, known, until_s=begun_s + LIMIT_S)
     finally:
         at_once(Talk.close, list(talks.values()))
-    for (a, b), link in links.items():
-        problems += diagnosis.of_link(seen[a], seen[b], link)
+    problems += diagnosis.of_links(seen, links)
     return Report(seen=seen, links=links, problems=tuple(problems), seconds=time.monotonic() - begun_s)
 
 
 def _seen(talk: Talk, address: str, num_ports: int, given: tuple[int, ...]) -> Seen | Problem:
     host = talk.host
-    question = AskLook(token=talk.token, num_ports=num_ports, between=host.ports, given=given)
+    question = AskLook(token=talk.token, address=address, num_ports=num_ports, between=host.ports, given=given)
     try:
         told = talk.ask(question, LOOK_S)
         clock_s, within_s = min((_clock(talk) for _ in range(CLOCKS)), key=lambda each: each[1])
@@ -119,6 +119,7 @@ def _seen(talk: Talk, address: str, num_ports: int, given: tuple[int, ...]) -> S
         clock_s=clock_s,
         clock_within_s=within_s,
         sink_port=told.sink_port,
+        own_address=told.address,
     )
 
 
@@ -131,36 +132,41 @@ def _clock(talk: Talk) -> tuple[float, float]:
 
 
 def _with_addresses(talks: Mapping[str, Talk], seen: dict[str, Seen]) -> dict[str, Seen]:
-    """Where a host is on loopback for us, and others are not: the address from which it reaches them."""
-    outside = [each.address for each in seen.values() if not is_loopback(each.address)]
-    if not outside:
-        return seen
+    """Where a host takes its own address for loopback, which Debian's /etc/hosts does with a host's name, nobody else
+    would reach what listens there: it is the address from which it reaches another host."""
     found = dict(seen)
     for name, each in seen.items():
-        if is_loopback(each.address) and not each.host.address:
-            with suppress(ClusterError):  # then its own address stays, and the others say that they do not reach it
+        outside = [other.address for other in seen.values() if other is not each and not is_loopback(other.address)]
+        if outside and is_loopback(each.own_address or each.address):
+            with suppress(ClusterError):  # then its address stays, and the others say that they do not reach it
                 told = talks[name].ask(AskAddress(outside[0]), CLOCK_S)
                 found[name] = msgspec.structs.replace(each, address=told.address or each.address)
     return found
 
 
 def _links(
-    talks: Mapping[str, Talk], seen: Mapping[str, Seen], pairs: Sequence[tuple[str, str]]
+    talks: Mapping[str, Talk], seen: Mapping[str, Seen], pairs: Sequence[tuple[str, str]], until_s: float
 ) -> dict[tuple[str, str], Link | str]:
     turns = disjoint(pairs)
+    links: dict[tuple[str, str], Link | str] = {}
     seconds = min(PAIR_S, LINKS_S / 2 / max(1, len(turns)))
 
     def measured(pair: tuple[str, str]) -> Link | str:
-        there = seen[pair[1]]
-        token = talks[pair[1]].token
-        question = AskLink(host=there.address, port=there.sink_port, token=token, seconds=seconds)
+        there, token = seen[pair[1]], talks[pair[1]].token
+        back = links.get((pair[1], pair[0]))
+        asked_s = ONLY_REACHED_S if isinstance(back, Link) else seconds  # a firewall may close one direction
         try:
-            told = talks[pair[0]].ask(question, LINK_S)
+            told = talks[pair[0]].ask(
+                AskLink(host=there.address, port=there.sink_port, token=token, seconds=asked_s), LINK_S
+            )
         except ClusterError as error:
             return str(error)
-        return told.link or told.error
+        return back.reversed if isinstance(back, Link) and told.link else told.link or told.error
 
-    return {pair: link for turn in turns for pair, link in zip(turn, at_once(measured, turn), strict=True)}
+    for turn in turns:
+        if time.monotonic() < until_s:
+            links.update(zip(turn, at_once(measured, turn), strict=True))
+    return links
 
 
 def disjoint(pairs: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:

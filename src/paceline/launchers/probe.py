@@ -14,7 +14,7 @@ import time
 import msgspec
 
 from paceline.cluster.listening import by_whom
-from paceline.launchers.links import Link, Sink, bound, measure, own_address
+from paceline.launchers.links import Link, Sink, bound, measure, own_address, resolved
 from paceline.launchers.machine import Machine, look
 
 MARK = b"paceline-probe "
@@ -25,6 +25,7 @@ class AskLook(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     """Who are you, and where could tasks listen?"""
 
     token: bytes  # of those who may measure the way to this host
+    address: str = ""  # where others reach this host
     num_ports: int = 0
     between: tuple[int, int] | None = None  # where ports may lie
     given: tuple[int, ...] = ()  # ports that were asked for by number
@@ -61,7 +62,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     taken: dict[int, str] = {}  # a port that was asked for -> by whom, as far as that is seen
     sink_port: int = 0
-    address: str = ""
+    address: str = ""  # to AskLook: what this host itself takes its address for; to AskAddress: what that host sees
     link: Link | None = None
 
 
@@ -105,6 +106,7 @@ class Probe:
             ports=tuple(free),
             taken=taken,
             sink_port=self._sink.port if self._sink else 0,
+            address=resolved(ask.address) if ask.address else "",
         )
 
     def _hold(self, between: tuple[int, int] | None) -> int:

@@ -14,7 +14,7 @@ from paceline.cluster import moved
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.listening import listen
 from paceline.cluster.pinning import parse
-from paceline.errors import ClusterError, ProtocolError
+from paceline.errors import ProtocolError, Refused
 from paceline.launchers import chaos, descriptors, keeper
 from paceline.launchers.notice import RELEASE
 from paceline.launchers.successor import Successor
@@ -141,7 +141,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             )
             summary.write(paths.root, told)
     if successor is not None and has_successor:
-        raise ClusterError(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
+        raise Refused(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
     say(f"ps:{task.index} served {core.state.version} updates")
 
 

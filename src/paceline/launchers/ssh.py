@@ -180,18 +180,14 @@ def addresses(hosts: Sequence[Host], timeout_s: float = 5.0) -> dict[str, str]:
     asked = {host.name: _asked(host) for host in hosts if not host.address and not host.is_here}
     found = {}
     for host in hosts:
-        process = asked.get(host.name)
-        if process is None:
-            found[host.name] = host.address or "127.0.0.1"
-            continue
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-        found[host.name] = hostname_of(text_of(out))
-        if process.returncode or not found[host.name]:
-            raise UsageError(f"ssh does not know {host.target}: {last_line(text_of(err)) or 'it said nothing'}.")
+        found[host.name] = host.address or "127.0.0.1"
+        if (process := asked.get(host.name)) is not None:
+            try:
+                out, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, _ = process.communicate()
+            found[host.name] = hostname_of(text_of(out)) or _bare(host)
     return found
 
 
@@ -201,7 +197,7 @@ def _asked(host: Host) -> subprocess.Popen[bytes]:
             [*words(), "-G", "--", host.target],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
     except OSError as error:
         raise UsageError(f"{words()[0]!r} cannot be run ({error.strerror}); install OpenSSH, or set {SSH}.") from None
@@ -230,13 +226,13 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
     if code == NO_FOLDER:
         return f"{name} has no folder {host.folder!r}; make it there, or copy the script's with `run --sync-code`."
     if code == NO_PYTHON:
-        return f'{name} has no python at {_wanted(host)}; say where it is: python = "/path" in a cluster.toml.'
+        return f'{name} has no python at {python_of(host)}; say where it is: python = "/path" in a cluster.toml.'
     if code == SSH_FAILED and not host.is_here:
         return _ssh_failed(host, stderr)
     if module := missing_module(stderr):
         lacks = "no paceline" if module == "paceline" else f"no package {module}, which paceline needs,"
-        return f"{name} has {lacks} in {_wanted(host)}; install it there: {pip_line(host)}."
-    return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}"
+        return f"{name} has {lacks} in {python_of(host)}; install it there: {pip_line(host)}."
+    return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}."
 
 
 def _ssh_failed(host: Host, stderr: str) -> str:
@@ -249,6 +245,8 @@ def _ssh_failed(host: Host, stderr: str) -> str:
          f"The key of {name} is not known yet; connect once by hand to accept it: `{by}`."),
         ("Could not resolve hostname",
          f"{name} is not known: `{by}` finds no such host; check its spelling, or name its HostName in ~/.ssh/config."),
+        ("UNPROTECTED PRIVATE KEY FILE",
+         f"Your key for {name} is open to others, so ssh does not use it; run chmod 600 on it."),
         ("Too many authentication failures",
          f"{name} was offered too many keys; name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)."),
         ("Permission denied",
@@ -260,6 +258,8 @@ def _ssh_failed(host: Host, stderr: str) -> str:
         ("timed out",
          f"{name} did not answer within {CONNECT_S} s; is it on, and may this machine reach it? Try `{by}`."),
         ("No route to host", f"There is no way to {name} (no route to host); is it on, and in this network?"),
+        ("not responding",
+         f"{name} does not answer any more ({said}); is it still on, and in this network?"),
         ("Network is unreachable",
          f"There is no way to {name} (network is unreachable); check this machine's network."),
     ):  # fmt: skip
@@ -281,6 +281,11 @@ def missing_module(stderr: str) -> str:
 def by_hand(host: Host) -> str:
     """What a person types to see the same."""
     return shlex.join([*words(), host.target])
+
+
+def python_of(host: Host) -> str:
+    """The python of a host, as far as it is known here."""
+    return host.python or "python3"
 
 
 def pip_line(host: Host) -> str:
@@ -305,10 +310,6 @@ def check(answers: Sequence[Answer]) -> None:
     failures = [answer.failure for answer in answers if answer.failure]
     if failures:
         raise ClusterError(" ".join(failures))
-
-
-def _wanted(host: Host) -> str:
-    return host.python or "python3"
 
 
 def _reason(said: str) -> str:

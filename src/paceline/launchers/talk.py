@@ -5,6 +5,7 @@ its stdin.
 """
 
 import queue
+import re
 import secrets
 import subprocess
 import threading
@@ -19,7 +20,16 @@ from paceline.launchers.links import TOKEN_BYTES
 from paceline.launchers.probe import MARK, Answer, Ask
 from paceline.version import VERSION
 
-VERSION_OF = "from paceline.version import VERSION; print(VERSION)"
+OLDEST = (3, 11)  # python that paceline runs on
+VERSIONS = """
+import sys
+print(sys.version.split()[0])
+try:
+    from paceline.version import VERSION
+    print(VERSION)
+except Exception:
+    print("none")
+"""
 
 
 class Talk:
@@ -32,6 +42,7 @@ class Talk:
         self._process = ssh.start(host, ssh.python_line(host, "-m", "paceline.launchers.probe"))
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         self._errors: list[bytes] = []
+        self._broken = ""  # why it is not asked again: a late answer would be taken for the next one
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
         for reader in self._readers:
             reader.start()
@@ -39,6 +50,8 @@ class Talk:
     def ask(self, question: Ask, timeout_s: float) -> Answer:
         """Raise ClusterError with one sentence where the host does not answer."""
         assert self._process.stdin is not None
+        if self._broken:
+            raise ClusterError(self._broken)
         try:
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
             self._process.stdin.flush()
@@ -46,7 +59,8 @@ class Talk:
         except (OSError, queue.Empty):
             line = None
         if line is None:
-            raise ClusterError(self._failure())
+            self._broken = self._failure()
+            raise ClusterError(self._broken)
         try:
             return msgspec.json.decode(line, type=Answer)
         except msgspec.MsgspecError:
@@ -72,9 +86,10 @@ class Talk:
         except subprocess.TimeoutExpired:
             code = None
         text = ssh.text_of(b"".join(self._errors))
-        if code and ssh.missing_module(text).startswith("paceline."):
-            return _older(self.host)
-        return ssh.told(self.host, code, text, time.monotonic() - self._begun_s)
+        is_python = code not in (None, ssh.NO_FOLDER, ssh.NO_PYTHON, ssh.SSH_FAILED)
+        return (of_versions(self.host) if is_python else "") or ssh.told(
+            self.host, code, text, time.monotonic() - self._begun_s
+        )
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -89,9 +104,19 @@ class Talk:
             self._errors.append(line)
 
 
-def _older(host: Host) -> str:
-    """A paceline without a probe: which one is it?"""
-    line = ssh.python_line(host, "-c", VERSION_OF)
+def of_versions(host: Host) -> str:
+    """What is wrong with its python or its paceline, where those cannot answer; "" where both are as here."""
+    line = ssh.python_line(host, "-c", VERSIONS)
     [answer] = ssh.run_on_all({host.name: line}, [host], timeout_s=5.0)
-    version = ssh.last_line(ssh.text_of(answer.stdout)) if answer.code == 0 else "of an unknown version"
-    return f"{host.name} has paceline {version}, here is {VERSION}; install the same: {ssh.pip_line(host)}."
+    found = ssh.text_of(answer.stdout).split()[-2:]
+    if answer.code != 0 or len(found) != 2:
+        return ""
+    python, paceline = found
+    if tuple(int(part) for part in re.findall(r"[0-9]+", python)[:2]) < OLDEST:
+        return (
+            f"{host.name} has python {python} at {ssh.python_of(host)}, and paceline needs {OLDEST[0]}.{OLDEST[1]} or "
+            'newer; name another: python = "/path" in a cluster.toml.'
+        )
+    if paceline in ("none", VERSION):
+        return ""
+    return f"{host.name} has paceline {paceline}, here is {VERSION}; install the same: {ssh.pip_line(host)}."

@@ -312,8 +312,11 @@ class Link:
                 continue
             self.into[:] = self._parameters
             if self._sequence[0] == before:
+                version = before % ASSIGNMENT // 2
+                if version < self.version:
+                    raise ConnectionLost(f"ps:{self.index} went back from version {self.version} to {version}")
                 self._copied_out += self.into.nbytes
-                self.version = before % ASSIGNMENT // 2
+                self.version = version
                 self._note_read()
                 return
         asked = push_id | OWN_ID  # a frame that was to wake us for the push itself may still be on its way

@@ -1,0 +1,155 @@
+"""WHAT is called a problem, and what a note? Machines and links that were seen; and which address a host is told by."""
+
+from typing import cast
+
+import msgspec
+import pytest
+
+from paceline.cluster.hosts import Host, placed
+from paceline.errors import ClusterError
+from paceline.launchers import diagnosis, host_table, preflight
+from paceline.launchers.diagnosis import Problem, Seen
+from paceline.launchers.links import Link
+from paceline.launchers.machine import Gpu, Machine
+from paceline.launchers.preflight import Report
+from paceline.launchers.probe import Answer, Ask, AskAddress
+from paceline.launchers.talk import Talk
+
+HERE = Machine(
+    name="a", system="Linux", python="3.11.7", executable="/python", paceline="0.2.0", sources="s", torch="2.13.0+cpu",
+    cores=4, memory_mb=8e3, free_memory_mb=6e3, shm_mb=4e3, descriptors=20000,
+)  # fmt: skip
+FAST = Link(latency_ms=0.2, sent_bytes_per_s=118e6, received_bytes_per_s=117e6)
+CARD = Gpu(name="NVIDIA H200", memory_mb=141e3, free_mb=140e3)
+
+
+def changed(**facts: object) -> Machine:
+    return msgspec.structs.replace(HERE, **facts)
+
+
+def seen(name: str = "b", host: dict[str, object] | None = None, machine: Machine = HERE, **more: object) -> Seen:
+    made = msgspec.convert({"name": name, "target": name, **(host or {})}, Host)
+    facts = {"address": f"10.0.0.{ord(name[0])}", "sink_port": 9000, **more}
+    return Seen(host=made, machine=machine, **facts)  # type: ignore[arg-type]
+
+
+def only(problems: list[Problem]) -> Problem:
+    [problem] = problems
+    assert problem.sentence.endswith(".") and "\n" not in problem.sentence
+    return problem
+
+
+def test_nothing_is_wrong_with_a_machine_as_it_should_be() -> None:
+    assert diagnosis.of_machine(HERE, "a") == [] and diagnosis.of_host(seen(), HERE, "`pip`") == []
+    assert diagnosis.of_link(seen("a"), seen("b"), FAST) == [] and diagnosis.of_loopback("a", FAST, 16, 16) == []
+
+
+@pytest.mark.parametrize(
+    "facts, told, is_fatal",
+    [
+        ({"torch": ""}, "a has no torch in /python", True),
+        ({"gpus": (CARD, CARD)}, "a has 2 NVIDIA H200, which its torch 2.13.0+cpu cannot use", False),
+        ({"shm_mb": 64.0}, "--shm-size 1g", False),
+        ({"free_memory_mb": 300.0}, "a has 300 MB of free memory", False),
+        ({"descriptors": 256}, "ulimit -n 4096", False),
+    ],
+)
+def test_what_is_wrong_with_a_machine(facts: dict[str, object], told: str, is_fatal: bool) -> None:
+    problem = only(diagnosis.of_machine(changed(**facts), "a"))
+    assert told in problem.sentence and problem.is_fatal == is_fatal
+
+
+@pytest.mark.parametrize(
+    "host, told, is_fatal",
+    [
+        (seen(machine=changed(paceline="0.1.0")), "b has paceline 0.1.0, here is 0.2.0; install the same: `pip`", True),
+        (seen(machine=changed(sources="other")), "but other files of it", False),
+        (seen(machine=changed(torch="2.6.0+cpu")), "b has torch 2.6.0+cpu, here is 2.13.0+cpu; results will", False),
+        (seen(taken={2222: " by nginx (pid 1)"}), "Port 2222 of b is in use by nginx (pid 1)", True),
+        (seen(num_ports=3, ports=()), "b has no 4 free ports at all", True),
+        (seen(host={"gpus": 2}), "b is to have 2 GPUs, and no GPU is there", True),
+        (seen(host={"slots": 8}), "b has 8 slots and 4 cores", False),
+        (seen(clock_s=2.5), "The clock of b is 2.5 s ahead of this machine's", False),
+        (seen(clock_s=-9.0, clock_within_s=1.0), "9.0 s behind", False),
+    ],
+)
+def test_what_is_wrong_with_a_host(host: Seen, told: str, is_fatal: bool) -> None:
+    problem = only(diagnosis.of_host(host, HERE, "`pip`"))
+    assert told in problem.sentence and problem.is_fatal == is_fatal and problem.where == "b"
+
+
+def test_a_clock_that_is_not_known_well_is_no_problem() -> None:
+    assert diagnosis.of_host(seen(clock_s=2.5, clock_within_s=2.0), HERE, "") == []
+
+
+@pytest.mark.parametrize(
+    "link, told, is_fatal",
+    [
+        (
+            Link(latency_ms=1, sent_bytes_per_s=1.2e6, received_bytes_per_s=9e9),
+            "are 9.6 Mbit/s; consider --wire",
+            False,
+        ),
+        (Link(latency_ms=1, sent_bytes_per_s=0.0, received_bytes_per_s=0.0), "are 0.0 Mbit/s; consider --wire", False),
+        (Link(latency_ms=80, sent_bytes_per_s=1e9, received_bytes_per_s=1e9), "a round trip takes 80 ms", False),
+        ("timed out", "a cannot reach b at 10.0.0.98:9000 (timed out); open the ports of b for a", True),
+        ("name or service not known", "a does not know the name 10.0.0.98 of b", True),
+        ("another machine answers there", "a reaches another machine than b", True),
+    ],
+)
+def test_what_is_wrong_between_two_hosts(link: Link | str, told: str, is_fatal: bool) -> None:
+    problem = only(diagnosis.of_link(seen("a"), seen("b"), link))
+    assert told in problem.sentence and problem.is_fatal == is_fatal
+
+
+def test_only_what_is_fatal_stops_a_run() -> None:
+    note, worse = Problem(where="a", sentence="A note."), Problem(where="a", sentence="No.", is_fatal=True)
+    Report(problems=(note,)).check()
+    with pytest.raises(ClusterError) as found:
+        Report(problems=(note, worse, worse)).check()
+    assert str(found.value) == "No. No." and found.value.exit_code == 3
+
+
+def test_every_task_has_an_address_of_its_own() -> None:
+    first, second = seen("a", {"slots": 2}, ports=(1001, 1002, 1003)), seen("b", ports=(1001,), address="fe80::1")
+    report = Report(seen={"a": first, "b": second})
+    cluster = report.cluster(placed([first.host, second.host], num_ps=1))
+    assert cluster.as_dict() == {
+        "ps": ["10.0.0.97:1001"],
+        "worker": ["10.0.0.97:1002", "10.0.0.97:1003", "[fe80::1]:1001"],
+    }
+
+
+class Sighted:
+    """Stands for a host that knows from which address it reaches others."""
+
+    def ask(self, question: Ask, timeout_s: float) -> Answer:
+        assert isinstance(question, AskAddress) and timeout_s > 0
+        return Answer(at_s=0.0, address=f"192.168.0.{question.host.rpartition('.')[2]}")
+
+
+def test_a_name_that_its_own_host_takes_for_loopback_is_replaced() -> None:
+    """Debian: `127.0.1.1 server1` in /etc/hosts of server1."""
+    debian, plain = seen("a", address="server1", own_address="127.0.1.1"), seen("b", own_address="10.0.0.98")
+    talks = {name: cast(Talk, Sighted()) for name in ("a", "b")}
+    found = preflight._with_addresses(talks, {"a": debian, "b": plain})
+    assert (found["a"].address, found["b"].address) == ("192.168.0.98", "10.0.0.98")
+    assert preflight._with_addresses(talks, {"a": debian})["a"].address == "server1"  # nobody else is there
+
+
+def test_the_table_and_the_matrix() -> None:
+    report = Report(
+        seen={"a": seen("a"), "b": seen("b", machine=changed(gpus=(CARD,), torch="2.13.0"))},
+        links={("b", "a"): FAST},
+        problems=(Problem(where="b", sentence="A note."),),
+    )
+    assert host_table.lines(report) == [
+        "host  address    paceline  torch       cores  memory  GPUs         clock",
+        "a     10.0.0.97  0.2.0     2.13.0+cpu  4      8.0 GB  no GPU       +0 ms ±0",
+        "b     10.0.0.98  0.2.0     2.13.0      4      8.0 GB  NVIDIA H200  +0 ms ±0",
+        "b - a: 118 and 117 MB/s, 0.20 ms",
+        "Note: A note.",
+    ]
+    headers, rows = host_table.matrix(report)
+    assert headers == ["from \\ to", "a", "b"]
+    assert rows == [["a", "-", "117 MB/s, 0.20 ms"], ["b", "118 MB/s, 0.20 ms", "-"]]

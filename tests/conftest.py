@@ -1,5 +1,5 @@
-"""WHAT may a test need that need not be there, and which begins first? TensorFlow and gRPC are extras, and not imported
-to find out; what takes minutes begins first, so that at the end no core waits for it."""
+"""WHAT may a test need that need not be there, and which begins first? TensorFlow, gRPC and Ray are extras, and not
+imported to find out; what takes minutes begins first, so that at the end no core waits for it."""
 
 import os
 from importlib.util import find_spec
@@ -24,6 +24,13 @@ def grpc() -> None:
     """For tests of the lane grpc; they are skipped, and say so, where gRPC is not installed."""
     if find_spec("grpc") is None:
         pytest.skip("gRPC is not installed: pip install 'paceline[grpc]'")
+
+
+@pytest.fixture(scope="session")
+def ray() -> None:
+    """For tests on a Ray cluster; they are skipped, and say so, where Ray is not installed."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'paceline[ray]'")
 
 
 @pytest.fixture(scope="session")

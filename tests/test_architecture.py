@@ -62,6 +62,7 @@ PURE = [
     "cluster/plain.py",
     "checkpoint/policy.py",
     "launchers/restart.py",
+    "launchers/bundles.py",
     "launchers/emit.py",
     "launchers/diagnosis.py",
     "launchers/host_table.py",
@@ -138,6 +139,7 @@ IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "r
 DOORS: dict[str, tuple[str, ...]] = {
     "socket": ("transport/", "launchers/ports.py", "launchers/task.py", "launchers/links.py", "launchers/probe.py",
                "launchers/keeper.py", "launchers/nursery.py", "launchers/forking.py", "server/memory.py",
+               "launchers/actors.py", "launchers/ray_cluster.py",
                "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
     "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "server/states.py",
@@ -146,6 +148,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "keras": ("worker/tensorflow", "lab/scripts/keras_script.py"),
     "tensorflow": ("worker/tensorflow", "lab/scripts/keras_script.py"),
     "grpc": ("transport/grpc.py",),
+    "ray": ("launchers/actors.py", "launchers/ray_cluster.py", "launchers/on_ray.py"),
     "ctypes": ("launchers/kernel.py", "params/arena.py"),
 }  # fmt: skip
 ENVIRONMENT = ("cluster/discovery.py", "launchers/", "cli/", "lab/", "plan/calibrate.py", "plan/timed_script.py")

@@ -37,9 +37,9 @@ def test_a_package_that_must_be_there_is_no_reason_to_skip(needed: str, code: in
     assert ("no_such_package is not installed, and must be" in done.stderr) == (code != 0)
 
 
-def test_continuous_integration_must_have_tensorflow_and_grpc() -> None:
+def test_continuous_integration_must_have_tensorflow_grpc_and_ray() -> None:
     text = (ROOT / ".ci" / "run").read_text()
-    assert "PACELINE_TEST_NEEDS=tensorflow,grpc" in text and ",grpc,tensorflow" in text
+    assert "PACELINE_TEST_NEEDS=tensorflow,grpc,ray" in text and ",grpc,ray,tensorflow" in text
 
 
 def test_peers_get_an_environment_of_their_own() -> None:

@@ -158,6 +158,13 @@ Chaos = Annotated[
 ]
 ChaosSeed = Annotated[int, typer.Option("--chaos-seed", help="Which random faults.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="Seconds a task waits for the others.")]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="ray[://HOST]", help="Run on a Ray cluster (an extra).  [default: this host]"),
+]
+WorkerCpus = Annotated[float, typer.Option("--worker-cpus", help="With --on ray: CPUs of a worker.")]
+WorkerGpus = Annotated[float, typer.Option("--worker-gpus", help="With --on ray: GPUs of a worker.")]
+Colocate = Annotated[bool, typer.Option("--colocate", help="With --on ray: every ps on one machine with its workers.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
 Plain = Annotated[
     bool,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 
+from paceline.cli import on_ray
 from paceline.cli import options as o
 from paceline.errors import UsageError
 
@@ -35,6 +36,10 @@ def run(
     dry_run: o.DryRun = False,
     module: o.Module = False,
     plain: o.Plain = False,
+    on: o.On = None,
+    worker_cpus: o.WorkerCpus = 1,
+    worker_gpus: o.WorkerGpus = 0,
+    colocate: o.Colocate = False,
 ) -> None:
     """Train SCRIPT on a cluster of ps and worker tasks, on this host or on several."""
     raise typer.Exit(start(ctx.params, script, tuple(args or ()), module))
@@ -46,6 +51,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     from paceline.launchers import local
     from paceline.launchers.entry import Program
 
+    is_on_ray = on_ray.is_meant(params)
     hosts = named_hosts(params)
     ps = hosts_or_count("ps", params, default=1)
     room = o.num_workers(params)
@@ -59,6 +65,8 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
     )
+    if is_on_ray:
+        return on_ray.start(request, params)
     if hosts is not None:
         from paceline.launchers import many
 

@@ -37,7 +37,13 @@ class Interrupted(msgspec.Struct, frozen=True):
     """The user, or the system, wants the run to end."""
 
 
-Event = Exited | Interrupted
+class Arrived(msgspec.Struct, frozen=True):
+    """There is room now for a task that may join later."""
+
+    task: Task
+
+
+Event = Exited | Interrupted | Arrived
 
 
 class Process(Protocol):
@@ -183,6 +189,10 @@ class Children:
             return  # a terminal and a wrapper around us tell the same Ctrl+C
         self.is_interrupted, self._interrupted_s = True, now_s
         self._events.put(Interrupted())
+
+    def arrive(self, task: Task) -> None:
+        """Let next_event() say that this task can be started."""
+        self._events.put(Arrived(task))
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Return what happened next; None when nothing did for so long."""

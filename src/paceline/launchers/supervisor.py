@@ -20,7 +20,7 @@ from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
 from paceline.launchers import chaos, closing
-from paceline.launchers.children import Children, Exited, Interrupted
+from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
 from paceline.launchers.here import Starter
@@ -97,6 +97,9 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
         if isinstance(event, Exited) and is_end(event, crew, failures):
             view.say(f"{event.task} was lost: ending all tasks.")
             return End.PS_LOST
+        if isinstance(event, Arrived):
+            view.say(f"{event.task} joins: there is room for it now.")
+            crew.start(event.task)
         crew.start_due()
         if time.monotonic() >= due:
             view.update(children.codes, crew.restarts)

@@ -1,0 +1,247 @@
+"""WHAT runs inside a Ray actor? The machine's side of one task: its port, its process, a ps's memory, its files.
+
+Made by launchers/on_ray, called by launchers/team. The task itself is a child process, as `paceline run` starts it, so
+that a killed one comes back where it was; it ends with the actor, by the kernel. Must never hand anything but small
+pieces of files to Ray: tensors travel on our own lanes. The secret comes as an argument of a call, and not of the
+actor: Ray writes those down, and shows them.
+"""
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from paceline.cluster import moved
+from paceline.cluster.discovery import Assignment
+from paceline.cluster.pinning import VISIBLE
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import EXIT_CLUSTER
+from paceline.launchers import mirror
+from paceline.launchers.children import Exited
+from paceline.launchers.entry import Program
+from paceline.launchers.here import Here, Start, environ
+from paceline.telemetry.paths import RunPaths
+from paceline.transport.security import Secret
+from paceline.version import VERSION
+
+FOLDER = ".paceline"  # below the copy of the user's folder, which Ray removes when the job is over
+MARK = ".driver-"  # a file in the run folder by which it is known that an actor sees the same one
+CONCURRENT = 4  # calls: one that waits for news, one that starts, signals
+LOOK_S = 0.2
+PIECES_BYTES = 512 << 10
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an actor is, and what it has there."""
+
+    host: str
+    port: int
+    machine: str  # its name, for people
+    life: str  # another one after Ray has started the actor again
+    version: str
+    torch: str
+    cards: str  # CUDA_VISIBLE_DEVICES, as Ray has set it
+
+    @property
+    def address(self) -> str:
+        """Where its task listens."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start; the secret comes beside it."""
+
+    cluster: dict[str, list[str]]
+    task: Task
+    incarnation: int
+    settings: Settings
+    program: Program  # what workers run
+    threads: str
+    cwd: str
+    moves: dict[str, str]  # where ps are now that are elsewhere than the cluster says
+    is_empty: bool = False  # a ps: without its old memory
+
+
+class News(msgspec.Struct, frozen=True):
+    """What has happened in an actor."""
+
+    code: int | None  # None: the task runs
+    has_memory: bool
+
+
+class TaskActor:
+    """One task of a run on one machine of a Ray cluster."""
+
+    def __init__(self) -> None:
+        self._life = uuid.uuid4().hex
+        self._holder: socket.socket | None = None
+        self._paths: RunPaths | None = None
+        self._mirror: mirror.Mirror | None = None  # None: the driver sees the files themselves
+        self._here: Here | None = None
+        self._task: Task | None = None
+        self._number = 0  # of starts
+        self._code: int | None = None
+        self._starter = ThreadPoolExecutor(1, "start", _hear_signals)  # a task ends with the thread that started it
+
+    def place(self, host: str, port: int) -> bytes:
+        """Take a port here, if possible this one, and say where that is; `host` "": at the machine's address."""
+        import ray.util
+
+        if self._holder is None:
+            self._holder = held(host or ray.util.get_node_ip_address(), port)
+        at = self._holder.getsockname()
+        told = Place(
+            host=at[0],
+            port=at[1],
+            machine=os.uname().nodename,
+            life=self._life,
+            version=VERSION,
+            torch=_torch_version(),
+            cards=os.environ.get(VISIBLE, ""),
+        )
+        return msgspec.json.encode(told)
+
+    def settle(self, run_dir: str, task: str, mark: str) -> bool:
+        """Find the folder to write to; True: it is the driver's own, on this machine or on shared storage."""
+        is_shared = Path(run_dir, f"{MARK}{mark}").exists() and os.access(run_dir, os.W_OK)
+        if self._paths is None:
+            own = Path(FOLDER, Path(run_dir).name, f"{task}-{self._life[:8]}").absolute()
+            self._paths = RunPaths(run_dir if is_shared else own)
+            self._paths.create()
+            self._mirror = None if is_shared else mirror.Mirror(self._paths.root)
+        return is_shared
+
+    def keep(self, pieces: list[tuple[str, int, bytes, bool]]) -> None:
+        """Files of the driver's run folder that a task needs here, to go on behind them, or from them."""
+        for piece in pieces:
+            mirror.keep(self._folder.root, mirror.Piece(*piece))
+        if self._mirror is not None and not self._number:
+            self._mirror.skip()
+
+    def start(self, order: bytes, secret: bytes, keys: Mapping[str, bytes]) -> int:
+        """Start the task; the number of this start comes back, for which news() tells."""
+        return self._starter.submit(self._start, msgspec.json.decode(order, type=Order), secret, keys).result()
+
+    def _start(self, order: Order, secret: bytes, keys: Mapping[str, bytes]) -> int:
+        task, paths = order.task, self._folder
+        settings = msgspec.structs.replace(order.settings, run_dir=str(paths.root))
+        if self._here is None:
+            if self._mirror is None and os.path.isdir(order.cwd):
+                os.chdir(order.cwd)  # the user's folder itself, not Ray's copy
+            self._here = Here(
+                environ(os.environ, order.threads), order.program, settings, [task] if task.job == "ps" else []
+            )
+        if order.is_empty:
+            self._here.forget(task)
+        self.move(order.moves)
+        self._keep_keys(keys)
+        known = Secret(secret, paths.root if keys else None)
+        self._task, self._number, self._code = task, self._number + 1, None
+        cluster, at = ClusterSpec(order.cluster), order.moves.get(str(task))
+        assignment = Assignment(cluster, task, order.incarnation, settings, known, "launcher", at)
+        self._here.start(Start(assignment, None if task.job == "ps" else order.program, paths.logs(task)))
+        return self._number
+
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Some ps are elsewhere now; who sees the driver's folder finds that there."""
+        if self._mirror is not None and moves:
+            moved.write(self._folder.root, {Task.parse(name): address for name, address in moves.items()})
+
+    def _keep_keys(self, keys: Mapping[str, bytes]) -> None:
+        """The certificate of --tls, readable by its owner alone; where the driver's folder is seen, it lies there."""
+        for name, content in keys.items() if self._mirror is not None else ():
+            path = self._folder.root / name
+            path.unlink(missing_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+
+    def news(self, number: int, wait_s: float) -> tuple[bytes, list[tuple[str, int, bytes, bool]]]:
+        """How the number-th start fares, and what is new of its files; waits for either."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            is_known = self._here is not None and number == self._number
+            if is_known and self._code is None:
+                self._look()
+            pieces = self._pieces()
+            code = self._code if is_known else EXIT_CLUSTER
+            if code is not None or pieces or time.monotonic() >= deadline:
+                has_memory = self._task is not None and self._here is not None and self._here.has_memory(self._task)
+                return msgspec.json.encode(News(code, has_memory)), pieces
+
+    def _look(self) -> None:
+        assert self._here is not None
+        event = self._here.children.next_event(LOOK_S)
+        if isinstance(event, Exited):
+            self._code = event.code
+
+    def rest(self) -> list[tuple[str, int, bytes, bool]]:
+        """The task has ended for good: what is left of its files; asked until there is nothing."""
+        if self._mirror is not None:
+            self._mirror.finish()
+        return self._pieces()
+
+    def _pieces(self) -> list[tuple[str, int, bytes, bool]]:
+        found = self._mirror.pieces(PIECES_BYTES) if self._mirror is not None else []
+        return [(piece.path, piece.offset, piece.data, piece.is_last) for piece in found]
+
+    def send(self, number: int, to_all: bool) -> None:
+        """A signal for the task."""
+        if self._here is not None and self._task is not None:
+            children = self._here.children
+            (children.signal_all if to_all else children.signal)(self._task, signal.Signals(number))
+
+    def status(self) -> str | None:
+        """What the system says of the task's process."""
+        return self._here.children.status(self._task) if self._here is not None and self._task is not None else None
+
+    @property
+    def _folder(self) -> RunPaths:
+        assert self._paths is not None  # settle() comes before all that writes
+        return self._paths
+
+
+def grows_to() -> dict[str, float] | None:
+    """What the cluster may grow to, if an autoscaler has said so; asked inside of the cluster."""
+    from ray._private.state import state
+
+    try:
+        told = state.get_max_resources_from_cluster_config()
+    except Exception:  # not Ray's public interface: without it a cluster is as large as it is
+        return None
+    return {name: float(value) for name, value in told.items()} if told else None
+
+
+def held(host: str, port: int) -> socket.socket:
+    """A port that nobody else gets, the wanted one if it is free; our own listeners may share it."""
+    for wanted in dict.fromkeys((port, 0)):
+        holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind((host, wanted))
+            return holder
+        except OSError:
+            holder.close()
+            if wanted == 0:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _hear_signals() -> None:
+    """A process inherits which signals its starter does not hear; Ray's threads hear none."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.Signals))
+
+
+def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return "none"

@@ -1,0 +1,191 @@
+"""WHICH Ray cluster is meant, and does it answer? From `--on`, RAY_ADDRESS, or the one that runs on this machine.
+
+Called by launchers/on_ray. Must never wait longer than a user would: a port at which no Ray listens is told within
+seconds. Tokens (RAY_AUTH_MODE, RAY_AUTH_TOKEN) are Ray's own, which reads them itself.
+
+1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline.
+"""
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import ClusterError, UsageError
+
+MISSING = "--on ray needs Ray, which is not installed here: pip install 'paceline[ray]'."
+CLIENT = "ray://"
+CLIENT_PORT, CONTROL_PORT = 10001, 6379  # Ray's own defaults
+KNOCK_S = 4.0
+CONNECT_S = 10.0  # of a cluster that answers
+LOST_S = "5"  # after which a driver outside of the cluster that is gone takes its actors along; Ray's own is 30
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings, as gRPC begins
+SETTINGS = 4  # the kind of frame that answers it
+SPELLED = "write --on ray, --on ray://HOST:10001 (Ray's client port) or --on HOST:6379 (on a machine of the cluster)"
+HINT = "is RAY_AUTH_TOKEN the cluster's, and the port the right one (with ray:// its client's, else its control port)?"
+CURRENT = "ray/ray_current_cluster"  # where Ray notes its address on each of its machines
+QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+
+
+class Where(msgspec.Struct, frozen=True):
+    """An address that ray.init() takes; "": there is no cluster, so one is started here."""
+
+    address: str
+    said_by: str = "--on"
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the driver is outside of the cluster."""
+        return self.address.startswith(CLIENT)
+
+
+def parse(on: str) -> Where | None:
+    """What --on says; None: any Ray that can be found.
+
+    >>> parse("ray"), parse("ray://head").address, parse("head:6380").address, parse("ray://head:6379").address
+    (None, 'ray://head:10001', 'head:6380', 'head:6379')
+    """
+    if on == "ray":
+        return None
+    if not on.startswith(CLIENT) and ":" not in on:
+        raise UsageError(f"--on {on!r} is not known; {SPELLED}.")
+    return located(on.rstrip("/"), "--on")
+
+
+def located(address: str, said_by: str) -> Where:
+    """An address with its port; Ray's control service at its usual port is understood also behind ray://.
+
+    >>> located("10.0.0.1:6380", "RAY_ADDRESS").address
+    '10.0.0.1:6380'
+    """
+    is_client = address.startswith(CLIENT)
+    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+    if not colon:
+        host, port = port, str(CLIENT_PORT if is_client else CONTROL_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"{said_by} {address!r} names no HOST:PORT; {SPELLED}.")
+    return Where(f"{CLIENT if is_client and int(port) != CONTROL_PORT else ''}{host}:{port}", said_by)
+
+
+def find(on: str, environ: Mapping[str, str]) -> Where:
+    """1. The cluster that is meant, which answers; else an error in a sentence."""
+    if find_spec("ray") is None:
+        raise UsageError(MISSING)
+    given = parse(on)
+    said = environ.get("RAY_ADDRESS", "")
+    if given is None and said not in ("", "auto", "local"):
+        given = located(said, "RAY_ADDRESS")
+    if given is not None:
+        if why := silence(given.address):
+            raise ClusterError(f"No Ray answers at {given.address} ({given.said_by}): {why}.")
+        return given
+    running = "" if said == "local" else running_here(environ)
+    return Where(running, "this machine")
+
+
+def running_here(environ: Mapping[str, str]) -> str:
+    """The address of a Ray that was started on this machine with `ray start`, if it answers."""
+    try:
+        address = Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir(), CURRENT).read_text().strip()
+    except OSError:
+        return ""
+    return "" if not address or silence(address) else address
+
+
+def silence(address: str) -> str:
+    """2. Why nothing is heard at an address; "": gRPC is spoken there."""
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S) as knock:
+            knock.sendall(PREFACE)
+            frame = knock.recv(9)
+    except TimeoutError:
+        return f"it is silent for {KNOCK_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if len(frame) > 3 and frame[3] == SETTINGS else "something else listens there"
+
+
+@contextmanager
+def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) -> Iterator[Any]:
+    """3. The module ray, connected; whatever this driver has made there ends with it."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # a death is told by us, in a line
+    import ray
+
+    if where.is_client:
+        os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", LOST_S)
+    if where.address:
+        within(CONNECT_S, lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET), where)
+    else:
+        start_own(num_cpus)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def start_own(num_cpus: int) -> None:
+    """A Ray for this run alone. Its processes end with the thread that starts them, so that is the caller's."""
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    here = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    try:
+        ray.init(address="local", num_cpus=num_cpus, **here, **QUIET)
+    except Exception as error:
+        raise ClusterError(f"No Ray could be started here: {sentence(error)}") from None
+
+
+def within(limit_s: float, connect: Callable[[], object], where: Where) -> None:
+    """Connect in a thread that nobody waits for longer than this."""
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def body() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    at = f"The Ray at {where.address}"
+    with silenced():
+        threading.Thread(target=body, name="ray-connect", daemon=True).start()
+        done.wait(limit_s)
+    if not done.is_set():
+        raise ClusterError(f"{at} did not let us in within {limit_s:g} s; {HINT}")
+    if failed:
+        raise ClusterError(f"{at} did not let us in: {sentence(failed[0])}") from None
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Ray's own code writes every try to the error output, and no option stops it."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def sentence(error: BaseException) -> str:
+    """The line of an error that says most.
+
+    >>> sentence(ValueError("no token\\n  more"))
+    'no token'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

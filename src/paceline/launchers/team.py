@@ -1,0 +1,361 @@
+"""WHO are the actors of a run, and how do they fare? The driver's side: starts tasks in them, and hears of them.
+
+Made by launchers/on_ray, used by launchers/crew as the one who starts tasks. Must never wait for an actor in the thread
+of its caller: each start has a thread that waits for it.
+
+A start: 1. the actor says where it is: Ray may have started it again, also on another machine; 2. it is told what to
+start; 3. until the process has ended, its news are taken in: pieces of logs, telemetry, checkpoints.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from signal import SIGKILL, Signals
+from typing import Any
+
+import msgspec
+
+from paceline.checkpoint import read
+from paceline.checkpoint.manifest import MANIFEST
+from paceline.checkpoint.retain import retain
+from paceline.cluster import moved
+from paceline.cluster.spec import Task
+from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError
+from paceline.launchers import mirror
+from paceline.launchers.actors import News, Order, Place
+from paceline.launchers.children import Children
+from paceline.launchers.crew import Run
+from paceline.launchers.entry import Program
+from paceline.launchers.here import Start
+from paceline.launchers.ray_cluster import sentence
+from paceline.telemetry.lines import ERROR
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+
+NEWS_S = 1.0  # that an actor waits before it says that there are none
+ANSWER_S = 10.0  # beyond that it is asked whether it is still the same
+AGAIN_S = 0.2
+REST_S = 20.0
+Piece = tuple[str, int, bytes, bool]  # of mirror.Piece
+
+
+class Member:
+    """One task's actor."""
+
+    def __init__(self, task: Task, handle: Any, is_later: bool = False) -> None:
+        self.task = task
+        self.handle = handle
+        self.is_later = is_later  # nobody waits for it while there is no room
+        self.place: Place | None = None
+        self.is_shared = True  # it writes into the driver's run folder itself
+        self.has_memory = False
+        self.is_empty = False  # its next start
+
+
+class Remote:
+    """A task's process in an actor, from one start to its end."""
+
+    pid = 0  # none of this machine
+
+    def __init__(self, member: Member, ray: Any) -> None:
+        self._member = member
+        self._ray = ray
+        self._lock = threading.Lock()
+        self._asked: Signals | None = None
+        self._is_there = False
+        self._over = threading.Event()
+        self._code = EXIT_CLUSTER
+
+    def wait(self) -> int:
+        self._over.wait()
+        return self._code
+
+    def reap(self) -> None:
+        """Its actor has done so."""
+
+    def signal(self, number: Signals) -> None:
+        self._send(number, to_all=False)
+
+    def signal_all(self, number: Signals) -> None:
+        self._send(number, to_all=True)
+
+    def _send(self, number: Signals, to_all: bool) -> None:
+        with self._lock:
+            if not self._is_there:
+                self._asked = number
+                return
+        self._member.handle.send.remote(int(number), to_all)
+
+    def status(self) -> str | None:
+        try:
+            told: str | None = self._ray.get(self._member.handle.status.remote(), timeout=ANSWER_S)
+        except self._ray.exceptions.RayError:
+            return None
+        return told
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether it was asked to end before it began."""
+        return self._asked is not None
+
+    def arrive(self) -> None:
+        """It has been started; whoever asked it to end meanwhile is heard now."""
+        with self._lock:
+            self._is_there = True
+        if self._asked is not None:
+            self._send(self._asked, to_all=True)
+
+    def end(self, code: int) -> None:
+        self._code = code
+        self._over.set()
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different in an actor."""
+
+    program: Program  # as it is called in Ray's copy of the user's folder
+    mark: str  # by which an actor knows the driver's run folder
+    host: str = ""  # where tasks listen; "": at their machine's address
+
+
+class Team:
+    """The actors of one run; launchers/crew starts tasks through it."""
+
+    def __init__(self, ray: Any, run: Run, members: Mapping[Task, Member], away: Away) -> None:
+        self.children = Children()
+        self._ray = ray
+        self._run = run
+        self._members = members
+        self._away = away
+        self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
+        self._keeping = threading.Lock()
+        for member in members.values():
+            if member.is_later:
+                self._expect(member)
+
+    def start(self, start: Start) -> None:
+        member = self._members[start.task]
+        if member.is_later and member.place is None:
+            self._expect(member)
+            return
+        remote = Remote(member, self._ray)
+        self.children.add(start.task, remote)
+        self._in_thread(f"task-{start.task}", lambda: self._live(remote, member, start))
+
+    def settle_all(self) -> None:
+        """Before the first start: the actors that are there find their folders, with what is to be gone on from."""
+        for member in self._members.values():
+            if member.place is not None:
+                self._settle(member, ANSWER_S)
+        if self._run.settings.resume != "none":
+            self.bring_checkpoint()
+
+    def refusal(self, task: Task) -> str:
+        return ""
+
+    def has_memory(self, task: Task) -> bool:
+        return self._members[task].has_memory
+
+    def forget(self, task: Task) -> None:
+        self._members[task].is_empty = True
+
+    def close(self) -> None:
+        """What the actors still have of their files is taken in."""
+        deadline = time.monotonic() + REST_S
+        for member in self._members.values():
+            if member.place is not None and not member.is_shared:
+                self._take_rest(member, deadline)
+
+    def _take_rest(self, member: Member, deadline: float) -> None:
+        try:
+            while pieces := self._ray.get(member.handle.rest.remote(), timeout=deadline - time.monotonic()):
+                self._keep(pieces)
+        except (self._ray.exceptions.RayError, ValueError):
+            return
+
+    def _in_thread(self, name: str, body: Any) -> None:
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+    def _expect(self, member: Member) -> None:
+        """Say when Ray has found room for an actor."""
+
+        def body() -> None:
+            try:
+                self._settle(member, limit_s=None)
+            except (self._ray.exceptions.RayError, ClusterError, OSError):
+                return  # the run is over
+            self.children.arrive(member.task)
+
+        self._in_thread(f"expect-{member.task}", body)
+
+    def _live(self, remote: Remote, member: Member, start: Start) -> None:
+        """One start, from 1. to 3."""
+        try:
+            code = self._lived(remote, member, start)
+        except (self._ray.exceptions.RayError, PacelineError, OSError) as error:
+            self._note(member.task, f"its Ray actor could not go on: {sentence(error)}")
+            code = EXIT_CLUSTER
+        remote.end(code)
+
+    def _lived(self, remote: Remote, member: Member, start: Start) -> int:
+        settings = start.assignment.settings
+        if self._settle(member, settings.wait_s):
+            self._hand_over(member)
+            if start.task.job == "ps":
+                self._find(member)
+                self.bring_checkpoint()
+        if remote.is_unwanted:
+            return -SIGKILL
+        number = self._ray.get(member.handle.start.remote(*self._order(member, start)), timeout=settings.wait_s)
+        member.is_empty = False
+        remote.arrive()
+        while True:
+            news = self._news(member, number)
+            if news is None:
+                member.place, member.has_memory = None, False
+                self._note(member.task, "its Ray actor is gone, or its machine; Ray starts it again, if it can")
+                return -SIGKILL
+            member.has_memory = news.has_memory
+            if news.code is not None:
+                return news.code
+
+    def _settle(self, member: Member, limit_s: float | None) -> bool:
+        """1. Where the actor is, and where it writes to; True: it is a new one."""
+        before, deadline = member.place, None if limit_s is None else time.monotonic() + limit_s
+        port = before.port if before is not None else self._port(member.task)
+        place = self._ask(member.handle.place, (self._away.host, port), deadline)
+        member.place = msgspec.json.decode(place, type=Place)
+        where = (str(self._run.paths.root), str(member.task), self._away.mark)
+        member.is_shared = self._ask(member.handle.settle, where, deadline)
+        return before is None or member.place.life != before.life
+
+    def _hand_over(self, member: Member) -> None:
+        """A new actor goes on behind what the task has told before."""
+        paths = self._run.paths
+        for path in (paths.telemetry(member.task), paths.ledger(member.task)):
+            if not member.is_shared and path.exists():
+                self._bring(member, pieces_of(path, path.relative_to(paths.root).as_posix()))
+
+    def _find(self, member: Member) -> None:
+        """Where Ray has put a ps, everybody must look for it."""
+        assert member.place is not None
+        known = self._moves.get(member.task, self._run.cluster.address(member.task))
+        if member.place.address == known:
+            return
+        self._moves[member.task] = member.place.address
+        moved.write(self._run.paths.root, {member.task: member.place.address})
+        for each in self._members.values():
+            if each is not member and each.place is not None and not each.is_shared:
+                each.handle.move.remote({str(member.task): member.place.address})
+
+    def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
+
+    def _ask(self, method: Any, args: tuple[object, ...], deadline: float | None) -> Any:
+        """Call until the actor is there; what Ray says of one that will not come back is raised."""
+        while True:
+            left_s = None if deadline is None else max(0.1, deadline - time.monotonic())
+            try:
+                return self._ray.get(method.remote(*args), timeout=left_s)
+            except self._ray.exceptions.ActorUnavailableError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                time.sleep(AGAIN_S)  # Ray tells nobody when it is there again
+            except self._ray.exceptions.GetTimeoutError:
+                raise ClusterError(f"gave up after {left_s:.0f} s: Ray has no room for it") from None
+
+    def _port(self, task: Task) -> int:
+        return int(self._run.cluster.address(task).rpartition(":")[2])
+
+    def _order(self, member: Member, start: Start) -> tuple[bytes, bytes, dict[str, bytes]]:
+        """2. What an actor is told; the secret goes beside, where Ray neither keeps nor shows it."""
+        run, settings = self._run, start.assignment.settings
+        if not member.is_shared and settings.resume != "none":
+            settings = msgspec.structs.replace(settings, resume="auto")  # it has the checkpoint in its own folder
+        order = Order(
+            cluster=start.assignment.cluster.as_dict(),
+            task=start.task,
+            incarnation=start.assignment.incarnation,
+            settings=settings,
+            program=run.program if member.is_shared else self._away.program,
+            threads=run.threads,
+            cwd=os.getcwd(),
+            moves={str(task): address for task, address in self._moves.items()},
+            is_empty=member.is_empty,
+        )
+        names = (PRIVATE_KEY, CERTIFICATE) if settings.tls else ()
+        keys = {name: (run.paths.root / name).read_bytes() for name in names}
+        return msgspec.json.encode(order), bytes(start.assignment.secret), keys
+
+    def _news(self, member: Member, number: int) -> News | None:
+        """3. How the task fares; None: its actor is gone. All that it has written comes before the news of its end."""
+        assert member.place is not None
+        while True:
+            try:
+                told, pieces = self._ray.get(member.handle.news.remote(number, NEWS_S), timeout=ANSWER_S)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
+            except self._ray.exceptions.RayActorError:
+                if self._is_same(member):
+                    continue
+                return None
+            self._keep(pieces)
+            news = msgspec.json.decode(told, type=News)
+            if news.code is None or not pieces:
+                return news
+
+    def _is_same(self, member: Member) -> bool:
+        """Whether an actor that did not answer has only been out of reach."""
+        assert member.place is not None
+        try:
+            told = self._ray.get(member.handle.place.remote(self._away.host, member.place.port), timeout=ANSWER_S)
+        except self._ray.exceptions.RayError:
+            return False
+        return msgspec.json.decode(told, type=Place).life == member.place.life
+
+    def _keep(self, pieces: Sequence[Piece]) -> None:
+        paths = self._run.paths
+        with self._keeping:
+            for piece in pieces:
+                if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
+                    retain(paths.checkpoints, self._run.settings.keep)
+
+    def bring_checkpoint(self) -> None:
+        """The ps begin without memory: the workers, who fill them, get the newest checkpoint."""
+        source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
+        for member in self._members.values():
+            if source is not None and member.task.job != "ps" and member.place is not None and not member.is_shared:
+                self._bring(member, checkpoint_pieces(source))
+
+    def _note(self, task: Task, text: str) -> None:
+        with self._keeping, self._run.paths.logs(task).open("a") as log:
+            log.write(f"{ERROR}{text}\n")
+
+
+def resumed(resume: str, own: Path) -> Path | None:
+    """The checkpoint to go on from: the run's newest, else what --resume names."""
+    if (newest := read.newest(own)) is not None:
+        return newest
+    if resume in ("auto", "none"):
+        return None
+    path = Path(resume)
+    if (path / MANIFEST).exists():
+        return path
+    return read.newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
+
+
+def checkpoint_pieces(checkpoint: Path) -> Iterator[Piece]:
+    """A checkpoint, its manifest last."""
+    for path in sorted(checkpoint.iterdir(), key=lambda each: each.name == MANIFEST):
+        yield from pieces_of(path, f"{mirror.CHECKPOINTS}/{checkpoint.name}/{path.name}")
+
+
+def pieces_of(path: Path, name: str) -> Iterator[Piece]:
+    """A file as it is now; a manifest in one piece."""
+    size, offset = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while data := file.read(size if path.name == MANIFEST else mirror.PIECE_BYTES):
+            yield name, offset, data, offset + len(data) >= size
+            offset += len(data)

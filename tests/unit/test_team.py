@@ -1,0 +1,192 @@
+"""HOW does the driver hear of its actors? A Ray of functions: what an actor says, that it dies, that it comes later."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.cluster.discovery import Assignment
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.launchers.actors import News, Order, Place
+from paceline.launchers.children import Arrived, Exited
+from paceline.launchers.crew import Run
+from paceline.launchers.entry import Program
+from paceline.launchers.here import Start
+from paceline.launchers.team import Away, Member, Team
+from paceline.telemetry.paths import RunPaths
+
+PS, WORKER = Task("ps", 0), Task("worker", 0)
+SECRET = bytes(range(32))
+
+
+class RayError(Exception): ...
+
+
+class RayActorError(RayError): ...
+
+
+class ActorUnavailableError(RayActorError): ...
+
+
+class GetTimeoutError(RayError): ...
+
+
+EXCEPTIONS = SimpleNamespace(
+    RayError=RayError,
+    RayActorError=RayActorError,
+    ActorUnavailableError=ActorUnavailableError,
+    GetTimeoutError=GetTimeoutError,
+)
+FAKE_RAY = SimpleNamespace(get=lambda ref, timeout=None: ref(), exceptions=EXCEPTIONS)
+
+
+class FakeActor:
+    """What launchers/actors would answer; `told` is its next news, and an exception there is raised."""
+
+    def __init__(self, life: str = "first", port: int = 2222, is_shared: bool = True) -> None:
+        self.life, self.port, self.is_shared = life, port, is_shared
+        self.told: list[Any] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.has_room = threading.Event()
+        self.has_room.set()
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*args: Any) -> Callable[[], Any]:
+            self.calls.append((name, args))
+            return lambda: getattr(self, f"do_{name}")(*args)
+
+        return SimpleNamespace(remote=remote)
+
+    def do_place(self, host: str, port: int) -> bytes:
+        self.has_room.wait(10)
+        place = Place(host="10.0.0.1", port=self.port, machine="m", life=self.life, version="", torch="", cards="")
+        return msgspec.json.encode(place)
+
+    def do_settle(self, *_: str) -> bool:
+        return self.is_shared
+
+    def do_start(self, order: bytes, secret: bytes, keys: object) -> int:
+        return 1
+
+    def do_news(self, number: int, wait_s: float) -> Any:
+        news = self.told.pop(0)
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    def do_keep(self, pieces: object) -> None: ...
+
+    def called(self, name: str) -> list[tuple[Any, ...]]:
+        return [args for each, args in self.calls if each == name]
+
+
+def news(code: int | None, *pieces: tuple[str, int, bytes, bool], has_memory: bool = False) -> Any:
+    return msgspec.json.encode(News(code, has_memory)), list(pieces)
+
+
+class Staff:
+    """A team of one ps and one worker in a run folder."""
+
+    def __init__(self, folder: Path, is_later: bool = False, **actor: Any) -> None:
+        cluster = ClusterSpec({"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.1:2223"]})
+        self.settings = Settings(run_id="r", run_dir=str(folder), wait_s=1.0)
+        self.paths = RunPaths(folder)
+        self.paths.create()
+        program = Program(script="train.py")
+        self.run = Run(program=program, cluster=cluster, settings=self.settings, paths=self.paths, threads="1")
+        self.ps, self.worker = FakeActor(**actor), FakeActor(port=2223, is_shared=False)
+        if is_later:
+            self.worker.has_room.clear()
+        self.members = {PS: Member(PS, self.ps), WORKER: Member(WORKER, self.worker, is_later)}
+        self.team = Team(FAKE_RAY, self.run, self.members, Away(program=program, mark="m"))
+
+    def start(self, task: Task, incarnation: int = 1) -> None:
+        assignment = Assignment(self.run.cluster, task, incarnation, self.settings, SECRET, "launcher")
+        self.team.start(Start(assignment, None if task == PS else self.run.program, self.paths.logs(task)))
+
+
+@pytest.fixture
+def staff(tmp_path: Path) -> Iterator[Staff]:
+    yield Staff(tmp_path)
+
+
+def test_a_task_is_started_and_its_end_comes_after_all_that_it_wrote(staff: Staff) -> None:
+    staff.worker.told = [
+        news(None, ("logs/worker-0.log", 0, b"one\n", False)),
+        news(0, ("logs/worker-0.log", 4, b"two\n", False)),
+        news(0),
+    ]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    assert staff.paths.logs(WORKER).read_bytes() == b"one\ntwo\n"
+    ((order, secret, keys),) = staff.worker.called("start")
+    assert SECRET.hex().encode() not in order and secret == SECRET and keys == {}
+    assert msgspec.json.decode(order, type=Order).task == WORKER
+
+
+def test_an_actor_that_is_another_one_now_has_lost_its_task(staff: Staff) -> None:
+    staff.ps.told = [news(None, has_memory=True), RayActorError("gone")]
+    original = staff.ps.do_news
+
+    def do_news(number: int, wait_s: float) -> Any:
+        if isinstance(staff.ps.told[0], Exception):
+            staff.ps.life = "second"
+        return original(number, wait_s)
+
+    staff.ps.do_news = do_news  # type: ignore[method-assign]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, -SIGKILL)
+    assert "its Ray actor is gone" in staff.paths.logs(PS).read_text() and not staff.team.has_memory(PS)
+
+
+def test_one_that_was_only_out_of_reach_goes_on(staff: Staff) -> None:
+    staff.ps.told = [news(None), ActorUnavailableError("try again"), GetTimeoutError(), news(7)]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 7)
+
+
+def test_a_ps_that_ray_has_put_elsewhere_is_told_to_all(tmp_path: Path) -> None:
+    staff = Staff(tmp_path, port=4444)
+    staff.members[WORKER].place = msgspec.json.decode(staff.worker.do_place("", 0), type=Place)
+    staff.members[WORKER].is_shared = False
+    staff.ps.told = [news(0)]
+    staff.start(PS, incarnation=2)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 0)
+    assert msgspec.json.decode((tmp_path / "moved.json").read_bytes()) == {"ps:0": "10.0.0.1:4444"}
+    assert staff.worker.called("move") == [({"ps:0": "10.0.0.1:4444"},)]
+    assert msgspec.json.decode(staff.ps.called("start")[0][0], type=Order).moves == {"ps:0": "10.0.0.1:4444"}
+
+
+def test_a_worker_that_may_come_later_is_no_task_before_there_is_room(tmp_path: Path) -> None:
+    staff = Staff(tmp_path, is_later=True)
+    assert staff.team.children.running() == [] and staff.team.children.next_event(0.0) is None
+    staff.worker.has_room.set()
+    assert staff.team.children.next_event(5.0) == Arrived(WORKER)
+    staff.worker.told = [news(0)]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+
+
+def test_who_is_asked_to_end_before_it_began_never_begins(staff: Staff) -> None:
+    staff.ps.has_room.clear()
+    staff.start(PS)
+    staff.team.children.send([PS], SIGTERM)
+    staff.ps.has_room.set()
+    assert staff.team.children.next_event(5.0) == Exited(PS, -SIGKILL)
+    assert staff.ps.called("start") == []
+
+
+def test_what_ray_refuses_ends_the_task_with_its_reason(staff: Staff) -> None:
+    def dead(host: str, port: int) -> bytes:
+        raise RayActorError("The actor died for good.\nmore")
+
+    staff.ps.do_place = dead  # type: ignore[method-assign]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 3)
+    assert "could not go on: The actor died for good." in staff.paths.logs(PS).read_text()

@@ -10,6 +10,7 @@ from paceline.lab.matrices import (
     carrier_matrix,
     documents,
     in_graph,
+    links,
     modes,
     overhead,
     peers,
@@ -39,4 +40,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "scale": scale.matrix,
     "watch": watch.matrix,
     "cards": cards.matrix,
+    "links": links.matrix,
 }

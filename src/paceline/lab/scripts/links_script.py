@@ -1,8 +1,8 @@
 """HOW FAST is the lane between two hosts? The same bytes there and back by ours, a raw socket and Gloo, in turn.
 
-Started by lab/measuring/whole_runs: `--bytes N --connections C [--tls] [--limit-mbit M] --lives L --reps R --told FILE`.
-The hosts are network namespaces with a cable between them; on the first are the ends that serve, on the second one
-process a connection (lab/scripts/link_ends). Must never leave a process behind.
+Started by lab/measuring/whole_runs: `--bytes N --connections C [--tls] [--limit-mbit M] … --told FILE`. The hosts
+are network namespaces with a cable between them; on the first are the ends that serve, on the second one process a
+connection (lab/scripts/link_ends). Must never leave a process behind.
 
 1. make the hosts, limit the cable if asked to, start every system, wait until each is ready, see how long it takes,
 2. each repetition: every system once, in an order of its own; the raw socket is there twice (A/A),

@@ -20,9 +20,9 @@ def line_of(table: Table, cell: Cell, done: Finished) -> dict[str, str]:
 
 def test_every_load_with_every_number_of_connections_plain_and_encrypted() -> None:
     speeds, limited = links.matrix().tables
-    assert {cell.labels for cell in speeds.cells} == {
-        (size, str(count), how) for size in ("1 MB", "40 MB", "400 MB") for count in (1, 2, 3, 4) for how in ("plain", "TLS")
-    }  # fmt: skip
+    every = {(size, str(count), how) for size in links.SIZES for count in (1, 2, 3, 4) for how in ("plain", "TLS")}
+    assert {cell.labels for cell in speeds.cells} == every
+    assert list(links.SIZES) == ["1 MB", "40 MB", "400 MB"]
     for cell in speeds.cells:
         assert ("--tls" in cell.program) == (cell.labels[2] == "TLS")
         assert cell.program[cell.program.index("--connections") + 1] == cell.labels[1]
@@ -57,5 +57,7 @@ def test_where_there_are_no_two_hosts_every_line_is_skipped_and_says_so(monkeypa
     monkeypatch.setattr(whole_runs, "lacking", lambda: "they need root")
     for table in links.matrix().tables:
         for cell in table.cells:
-            with pytest.raises(Failed, match=r"^skipped: two hosts are two network namespaces here, and they need root"):
+            with pytest.raises(
+                Failed, match=r"^skipped: two hosts are two network namespaces here, and they need root"
+            ):
                 whole_runs.check_hosts(cell)

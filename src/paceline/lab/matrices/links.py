@@ -12,7 +12,7 @@ from paceline.cluster.settings import Settings
 from paceline.lab.cells import NONE, Cell, Finished, Table, number
 from paceline.lab.scenario import Matrix
 from paceline.lab.scripts.crossed import GLOO, OURS, RAW, RAW_AGAIN, Crossed
-from paceline.lab.tables import MAX_NOISE
+from paceline.lab.tables import MAX_NOISE, MAX_OTHERS
 
 SCRIPT = "paceline.lab.scripts.links_script"
 SIZES = {"1 MB": 1_000_000, "40 MB": 40_000_000, "400 MB": 400_000_000}
@@ -86,21 +86,25 @@ def line(cell: Cell, done: Finished) -> tuple[str, ...]:
         number(told.share, 2),
         number(1 - told.noise, 2),
         number(BAR, 2),
-        verdict(told.share, BAR, told.noise),
+        verdict(told.share, BAR, told.noise, told.others),
     )
 
 
-def verdict(share: float | None, bar: float, noise: float = 0.0) -> str:
+def verdict(share: float | None, bar: float, noise: float = 0.0, others: float = 0.0) -> str:
     """
-    >>> verdict(0.95, 0.9), verdict(0.88, 0.9, 0.03), verdict(0.8, 0.9), verdict(0.8, 0.9, 0.3)
-    ('within the bar', 'within bar + A/A spread', 'BELOW THE BAR', 'too noisy to say')
+    >>> verdict(0.95, 0.9), verdict(0.88, 0.9, 0.03), verdict(0.8, 0.9)
+    ('within the bar', 'within bar + A/A spread', 'BELOW THE BAR')
+    >>> verdict(2.3, 0.9, 0.3), verdict(2.3, 0.9, others=1.5)
+    ('too noisy to say', 'too noisy to say (others used 1.50 cores)')
     """
     if share is None:
         return "not measured"
-    if share >= bar:
-        return "within the bar"
+    if others > MAX_OTHERS:
+        return f"too noisy to say (others used {others:.2f} cores)"
     if noise > MAX_NOISE:
         return "too noisy to say"
+    if share >= bar:
+        return "within the bar"
     return "within bar + A/A spread" if share >= bar - noise else "BELOW THE BAR"
 
 

@@ -18,6 +18,7 @@ class Crossed(msgspec.Struct, frozen=True, kw_only=True):
 
     us: dict[str, list[float]]
     used: dict[str, list[float]] = {}
+    others: float = 0.0  # cores that other programs used meanwhile
 
     def quartile_us(self, *systems: str) -> float | None:
         """The lower quartile of all that these took; None when none of them was measured.

@@ -29,6 +29,7 @@ from paceline.cluster.spec import ClusterSpec
 from paceline.errors import ClusterError
 from paceline.lab.measuring.hosts import OUTER, Host, hosts
 from paceline.lab.measuring.interrupts import interruptible, undisturbed
+from paceline.lab.measuring.meters import RunMeter
 from paceline.lab.measuring.processes import Failed, Group, Process, output_of
 from paceline.lab.measuring.starting import PYTHON
 from paceline.lab.scripts.crossed import GLOO, OURS, RAW, RAW_AGAIN, Crossed
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--told", type=Path, required=True)
     args = parser.parse_args(argv)
     told = Crossed(us={system: [] for system in systems(args)})
+    meter = RunMeter()
     try:
         with interruptible():
             for life in range(args.lives):
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     measure(args, groups, worker_host, random.Random(life), told)
     except ClusterError as error:
         raise SystemExit(str(error)) from error
-    args.told.write_bytes(msgspec.json.encode(told))  # 4
+    args.told.write_bytes(msgspec.json.encode(msgspec.structs.replace(told, others=meter.others())))  # 4
 
 
 def systems(args: argparse.Namespace) -> list[str]:

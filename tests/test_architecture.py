@@ -132,6 +132,8 @@ PURE = [
     "lab/matrices/towers.py",
     "lab/matrices/scale.py",
     "lab/scripts/pushes.py",
+    "lab/matrices/links.py",
+    "lab/scripts/crossed.py",
 ]
 IMPURE_MODULES = {"time", "socket", "threading", "torch", "os", "subprocess", "random", "secrets", "select", "asyncio"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError
 from paceline.transport.base import Buffer, Stream
-from paceline.transport.channel import HASH_BYTES, Channel
+from paceline.transport.channel import HASH_BYTES, RECV_BYTES, SEND_BYTES, Channel
 from paceline.wire.frames import FRAME_BYTES, Kind
 from paceline.wire.messages import Done, Lost
 
@@ -18,9 +18,13 @@ class Tape(Stream):
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
+        self.sends: list[int] = []
         self._position = 0
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
+        size = sum(len(buffer) for buffer in buffers)
+        assert size_bytes in (-1, size)
+        self.sends.append(size)
         for buffer in buffers:
             self.data += buffer
 
@@ -125,6 +129,38 @@ def test_bulk_arrives_whole_and_a_flipped_byte_is_refused(size: int) -> None:
         channel = heard(bytes(changed))
         with pytest.raises(ProtocolError, match="damaged"):
             channel.recv_bulk(channel.recv(), memoryview(into))
+
+
+LARGE = {
+    "one piece": [HASH_BYTES, 1],
+    "exactly what is sent at a time": [SEND_BYTES],
+    "one byte more": [SEND_BYTES + 1],
+    "exactly what is received at a time": [RECV_BYTES],
+    "many small tensors": [10_007] * 600,
+    "small ones between large ones": [5, SEND_BYTES * 2 + 3, 7, 0, SEND_BYTES, 1],
+}
+
+
+@pytest.mark.parametrize("sizes", LARGE.values(), ids=LARGE)
+def test_large_bulk_of_many_buffers_arrives_whole_and_no_byte_of_it_may_change(sizes: list[int]) -> None:
+    buffers = [bytes([1 + number % 255]) * size for number, size in enumerate(sizes)]
+    data = sent({"bulk": buffers, "tail": b"tail"})
+    into = bytearray(sum(sizes))
+    channel = heard(data)
+    channel.recv_bulk(channel.recv(), memoryview(into))
+    assert into == b"".join(buffers)
+    for position in (FRAME_BYTES + 4, FRAME_BYTES + 4 + len(into) // 2, len(data) - 9, len(data) - 8, len(data) - 1):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        channel = heard(bytes(changed))
+        with pytest.raises(ProtocolError, match="damaged"):
+            channel.recv_bulk(channel.recv(), memoryview(into))
+
+
+def test_a_megabyte_leaves_in_one_piece_and_its_checksum_behind_it() -> None:
+    tape = Tape()
+    Channel(tape, KEYS).send(Kind.PUSH, bulk=[bytes(1_000_000)])
+    assert tape.sends == [FRAME_BYTES + 1_000_000, 8]
 
 
 def test_bulk_of_the_wrong_size_is_refused() -> None:

@@ -13,6 +13,7 @@ from paceline.cluster.spec import Task
 from paceline.lab.measuring.hosts import hosts, lacking
 from paceline.lab.measuring.processes import output_of
 from paceline.lab.measuring.whole_runs import read
+from paceline.lab.scripts.crossed import GLOO, OURS, RAW, RAW_AGAIN, Crossed
 from paceline.lab.scripts.curves import TOLD
 from paceline.lab.scripts.pushes import Pushes
 from paceline.lab.scripts.watched import Watched, net_of
@@ -53,6 +54,36 @@ def test_a_cluster_over_two_hosts_is_watched(processes: Processes, tmp_path: Pat
     assert seen.outer_bytes > 5 * 2 * MODEL_BYTES  # worker 1's gradients and parameters
     assert seen.loopback_bytes < MODEL_BYTES  # worker 0 shares memory with the ps
     assert seen.cores("worker:1") > 0
+
+
+LINKS = "paceline.lab.scripts.links_script"
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("flags", "systems"),
+    [
+        (("--connections", "2"), {OURS, RAW, RAW_AGAIN, GLOO}),
+        (("--tls",), {OURS, RAW, RAW_AGAIN}),
+        (("--limit-mbit", "100"), {OURS, RAW}),
+    ],
+    ids=["two connections", "tls", "limited"],
+)
+def test_the_lane_is_measured_beside_others(
+    processes: Processes, tmp_path: Path, flags: tuple[str, ...], systems: set[str]
+) -> None:
+    if why := lacking():
+        pytest.skip(f"NOT TESTED: {why}")
+    amounts = ("--bytes", "1000000", "--lives", "1", "--reps", "2", "--seconds", "0.02", "--told", tmp_path / TOLD)
+    run = processes.start(sys.executable, "-m", LINKS, *amounts, *flags, within_s=200.0)
+    run.ends_with(0)
+    seen = msgspec.json.decode((tmp_path / TOLD).read_bytes(), type=Crossed)
+    assert {system: len(us) for system, us in seen.us.items()} == dict.fromkeys(systems, 2)
+    assert seen.share is not None and seen.share > 0
+    assert all(0.5 < share < 1.2 for shares in seen.used.values() for share in shares)
+    assert set(seen.used) == (systems if "--limit-mbit" in flags else set())
 
 
 def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(

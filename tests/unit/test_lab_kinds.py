@@ -25,7 +25,7 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import StepMs
 from paceline.telemetry.usage import Net
 
-KINDS = ("seeds", "watch", "cards", "towers", "scale")
+KINDS = ("seeds", "watch", "cards", "towers", "scale", "links")
 
 
 def told(value: object, *workers: Worker) -> Finished:

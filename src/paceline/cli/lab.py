@@ -11,7 +11,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure whi
 
 KNOWN = (  # in the order of the error message; a test holds it against lab.MATRICES, which would take long to import
     "overhead", "modes", "apply", "safety", "accuracy", "budget", "in-graph", "documents", "tensorflow", "carriers",
-    "peers", "seeds", "towers", "scale", "watch", "cards", "slow-link", "soak",
+    "peers", "seeds", "towers", "scale", "watch", "cards", "slow-link", "links", "soak",
 )  # fmt: skip
 Name = Annotated[
     str,

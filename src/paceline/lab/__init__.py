@@ -10,6 +10,7 @@ from paceline.lab.matrices import (
     carrier_matrix,
     documents,
     in_graph,
+    links,
     modes,
     overhead,
     peers,
@@ -41,4 +42,5 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "watch": watch.matrix,
     "cards": cards.matrix,
     "slow-link": slow_link.matrix,
+    "links": links.matrix,
 }

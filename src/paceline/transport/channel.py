@@ -5,7 +5,7 @@ Used by server/service and worker/client. Sending is safe from any thread; recei
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import xxhash
 
@@ -17,7 +17,9 @@ from paceline.transport.security import Role, as_client, as_server, deadline_s, 
 from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, Codec, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
-HASH_BYTES = 1 << 19  # bulk is hashed in pieces that fit a core's cache
+HASH_BYTES = 1 << 19  # the xxh3 of bulk up to this size is in its frame; of larger bulk it comes behind it
+SEND_BYTES = 1 << 22  # sent and hashed at a time: the kernel is faster with one large piece than with many
+RECV_BYTES = 1 << 20  # received and hashed at a time
 CHECKSUM_BYTES = 8
 ASK_S = 120.0  # the longest that an answer may take which waits for nobody else
 PIECE_BYTES = 1 << 16  # a tail takes memory as it comes, not as it is claimed
@@ -75,21 +77,17 @@ class Channel:
         self.bytes_out += FRAME_BYTES + len(tail) + size
 
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
-        """Large bulk goes out piece by piece, each hashed just before it is sent, while it is in the cache."""
+        """Large bulk goes out in large pieces. Each is hashed right behind it, while it is on its way and the other
+        side takes it, and the checksum comes last."""
         digest = xxhash.xxh3_64()
-        group: list[Buffer] = [frame, tail]
-        size = 0
-        for buffer in bulk:
-            view = memoryview(buffer).cast("B")
-            for start in range(0, view.nbytes, HASH_BYTES):
-                piece = view[start : start + HASH_BYTES]
+        head: list[Buffer] = [frame, tail]
+        size = FRAME_BYTES + len(tail)
+        for group, group_bytes in _pieces(bulk, SEND_BYTES):
+            self.stream.send([*head, *group], size + group_bytes)
+            for piece in group:
                 digest.update(piece)
-                group.append(piece)
-                size += piece.nbytes
-                if size >= HASH_BYTES:
-                    self.stream.send(group)
-                    group, size = [], 0
-        self.stream.send([*group, digest.digest()])
+            head, size = [], 0
+        self.stream.send((digest.digest(),), CHECKSUM_BYTES)
 
     def recv(self) -> Frame:
         """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
@@ -133,7 +131,7 @@ class Channel:
         position = 0
         rest = Rest(self.stream.name)
         while position < into.nbytes:
-            piece = into[position : position + HASH_BYTES]
+            piece = into[position : position + RECV_BYTES]
             try:
                 count = self.stream.recv_some(piece)
             except WaitTimeout:
@@ -228,3 +226,23 @@ def _checksum(bulk: Sequence[Buffer]) -> int:
     for buffer in bulk:
         digest.update(buffer)
     return digest.intdigest()
+
+
+def _pieces(bulk: Sequence[Buffer], limit_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
+    """All of it in order, in groups of about so many bytes, each with its size; a large buffer is cut.
+
+    >>> [[bytes(piece) for piece in group] for group, _ in _pieces([b"ab", b"cdefg"], 4)]
+    [[b'ab', b'cdef'], [b'g']]
+    """
+    group: list[memoryview] = []
+    size = 0
+    for buffer in bulk:
+        view = memoryview(buffer).cast("B")
+        for start in range(0, view.nbytes, limit_bytes):
+            if size >= limit_bytes:
+                yield group, size
+                group, size = [], 0
+            group.append(view[start : start + limit_bytes])
+            size += group[-1].nbytes
+    if group:
+        yield group, size

@@ -23,6 +23,7 @@ CERTIFICATE = "certificate.pem"
 PRIVATE_KEY = "key.pem"
 READ_BYTES = 1 << 17
 WRITE_BYTES = 1 << 18  # encrypted and sent at a time
+RECORD_BYTES = 1 << 14  # of TLS: what is smaller is not worth a record of its own
 MAX_HANDSHAKE_BYTES = 1 << 16  # of a client that is not known yet
 
 
@@ -65,22 +66,28 @@ class TlsStream(Stream):
         return info_bytes(self._sock)
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
+        """What is small is put together, what is large is encrypted from where it lies."""
         with self._writing:
             ready = bytearray()
             for buffer in buffers:
                 view = memoryview(buffer).cast("B")
                 for start in range(0, view.nbytes, WRITE_BYTES):
-                    ready += view[start : start + WRITE_BYTES]
-                    if len(ready) >= WRITE_BYTES:
-                        self._encrypt(ready)
+                    piece = view[start : start + WRITE_BYTES]
+                    if piece.nbytes < RECORD_BYTES:
+                        ready += piece
+                    if piece.nbytes >= RECORD_BYTES or len(ready) >= WRITE_BYTES:
+                        self._encrypt(ready, piece if piece.nbytes >= RECORD_BYTES else b"")
                         ready.clear()
             if ready:
                 self._encrypt(ready)
 
-    def _encrypt(self, data: bytearray) -> None:
+    def _encrypt(self, *parts: Buffer) -> None:
+        """Sealed one after the other, and sent together."""
         try:
             with self._state:
-                self._tls.write(data)
+                for part in parts:
+                    if len(part):
+                        self._tls.write(part)
                 sealed = self._outgoing.read()
         except ssl.SSLError as error:
             raise ConnectionLost(f"the connection to {self.name} ended while sending: {error.reason}") from error

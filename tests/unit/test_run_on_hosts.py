@@ -1,17 +1,20 @@
 """The flags of `paceline run --hosts`: refused in a sentence before any host is asked, or shown by --dry-run."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.main import main as cli
+from paceline.cluster.hosts import Host
 from paceline.cluster.settings import Settings
-from paceline.errors import EXIT_OK, EXIT_USAGE
+from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_USAGE, ClusterError
 from paceline.launchers import syncing
+from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.entry import Program
-from paceline.launchers.far import lost_s
+from paceline.launchers.far import Far, lost_s
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +83,15 @@ def test_nobody_copies_a_home_folder(monkeypatch: pytest.MonkeyPatch, here: Path
     monkeypatch.setenv("HOME", str(here))
     with pytest.raises(Exception, match="put the script into a folder of its own"):
         syncing.sync(syncing.code_of(Program(script="train.py"), here), [])
+
+
+def test_a_host_that_fails_after_it_was_asked_leaves_a_summary(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(far: Far, hosts: list[Host], hellos: dict[str, Hello]) -> dict[str, Ready]:
+        raise ClusterError("localhost: port 2222 was taken meanwhile.")
+
+    monkeypatch.setattr(Far, "open", fail)
+    assert run("--hosts", "localhost:1", "--run-dir", "made", "train.py") == EXIT_CLUSTER
+    told = json.loads((here / "made" / "summary.json").read_text())
+    assert not told["ok"] and told["error"] == "localhost: port 2222 was taken meanwhile."

@@ -1,6 +1,6 @@
-"""WHAT must happen to a run folder before a run begins in it? What an earlier one has told is put aside.
+"""WHAT happens to a run folder before any task runs? What an earlier run has told is put aside; a failure is told.
 
-Called by launchers/local, and on other hosts by launchers/host_agent.
+Called by launchers/local and launchers/many, and on other hosts by launchers/host_agent.
 """
 
 from pathlib import Path
@@ -8,6 +8,9 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster import moved
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec
+from paceline.telemetry import summary
 from paceline.telemetry.ledgers import set_aside
 from paceline.telemetry.paths import RunPaths
 
@@ -28,3 +31,9 @@ def put_aside(paths: RunPaths) -> None:
 
 def write_json(path: Path, value: object) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def write_failure(settings: Settings, cluster: ClusterSpec, paths: RunPaths, error: str) -> None:
+    """summary.json of a run that failed before any task of it was started."""
+    told = summary.build(settings, cluster, ([], []), ok=False, wall_s=0.0, restarts=0, lost=[], error=error)
+    summary.write(paths.root, told)

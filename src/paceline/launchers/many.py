@@ -27,6 +27,7 @@ from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import THREADS, Program, check_program
 from paceline.launchers.far import Far, lost_s
+from paceline.launchers.folders import write_failure
 from paceline.launchers.local import Request
 from paceline.launchers.nursery import VARIABLE as NURSERY
 from paceline.launchers.preflight import Report
@@ -67,9 +68,13 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
         made = local.run_in(request, cluster, paths, threads="", hosts=hosts.flags)  # 4
         local.fill(made, {task: {"host": host.name} for task, host in placed.items()})  # completed below
         far = Far(made, placed, {name: seen.address for name, seen in report.seen.items()})
-        with syncing.token_in(paths.root) as token:
-            told = {host.name: hello(made, program, placed, host, token) for host in used}
-            ready = far.open(used, told)
+        try:
+            with syncing.token_in(paths.root) as token:
+                told = {host.name: hello(made, program, placed, host, token) for host in used}
+                ready = far.open(used, told)
+        except ClusterError as error:
+            write_failure(made.settings, made.cluster, paths, str(error))
+            raise
         local.write_cluster(made, {task: runs_on(made, task, host, ready) for task, host in placed.items()})
         announce(made, placed, ready, report)
         return supervise(made, patience or Patience(), far)  # 5

@@ -917,3 +917,18 @@ def test_the_model_is_what_resume_auto_would_take(tmp_path: Path) -> None:
     (torn / "model.safetensors").write_bytes(b"")
     (paths.checkpoints / "step-00000500").mkdir()
     assert closing.newest_checkpoint(paths) == paths.checkpoints / "step-00000200"
+
+
+def test_what_tasks_print_is_shown_with_their_names(tmp_path: Path) -> None:
+    cluster, paths = ClusterSpec({"ps": ["h:1"], "worker": ["h:2"]}), RunPaths(tmp_path)
+    paths.create()
+    log = paths.logs(Task("worker", 0))
+    log.write_text("of an earlier run\n")
+    ticks = live.Ticks(cluster, paths, shows_logs=True)
+    with log.open("a") as file:
+        file.write("job_name : worker\n12.5: Worker 0: training step 3 done (global step: 4)\naccuracy 0.9\nhal")
+    assert ticks.update() == ["worker:0: accuracy 0.9"], "whole lines, none of which the launcher shows itself"
+    with log.open("a") as file:
+        file.write("f a line\n")
+    assert ticks.update() == ["worker:0: half a line"]
+    assert live.Ticks(cluster, paths).update() == []

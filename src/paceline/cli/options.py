@@ -165,6 +165,14 @@ On = Annotated[
 WorkerCpus = Annotated[float, typer.Option("--worker-cpus", help="With --on ray: CPUs of a worker.")]
 WorkerGpus = Annotated[float, typer.Option("--worker-gpus", help="With --on ray: GPUs of a worker.")]
 Colocate = Annotated[bool, typer.Option("--colocate", help="With --on ray: every ps on one machine with its workers.")]
+ShowLogs = Annotated[
+    bool | None,
+    typer.Option(
+        "--show-logs/--no-show-logs",
+        help="Print what tasks print, with their names.  [over several hosts and on Ray]",
+        show_default=False,
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")]
 Plain = Annotated[
     bool,

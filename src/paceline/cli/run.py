@@ -33,6 +33,7 @@ def run(
     cluster: o.Cluster = None,
     sync_code: o.SyncCode = False,
     run_dir: o.RunDir = None,
+    show_logs: o.ShowLogs = None,
     dry_run: o.DryRun = False,
     module: o.Module = False,
     plain: o.Plain = False,
@@ -64,6 +65,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
         workers=workers,
         settings=msgspec.structs.replace(o.settings(params), plain=bool(params.get("plain"))),
         run_dir=str(run_dir) if run_dir else None,
+        shows_logs=bool(is_on_ray or hosts if params.get("show_logs") is None else params["show_logs"]),
     )
     if is_on_ray:
         return on_ray.start(request, params)

@@ -39,6 +39,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     paths: RunPaths
     threads: str
     resume: str = ""  # the command that goes on with this run
+    shows_logs: bool = False
 
     @property
     def started(self) -> list[Task]:

@@ -4,6 +4,7 @@ Called by launchers/supervisor. Must never wait for a task: it reads what teleme
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -17,10 +18,12 @@ from rich.table import Table
 
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.launchers.closing import metrics
+from paceline.launchers.crew import STEPPED, size_bytes
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import RUNS, SERVES, Tick
 
 TAIL_BYTES = 64 * 1024
+SHOWN = re.compile(rb"^job_name : |^task_index : |^Cluster: job |^Found by: |" + STEPPED.pattern)  # by the launcher
 TOLD = ("warning", "mode")  # events that the user sees at once
 NOBODY: Mapping[Task, int] = {}
 HAS_BEGUN = Tick(phase="train")  # of a worker that has told nothing itself
@@ -34,37 +37,51 @@ class Line(Tick, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Ticks:
-    """The newest tick of every task, and what was told in words, read from the ends of growing files."""
+class Tail:
+    """What was written to a growing file since the last look, in whole lines; of much only the end."""
 
-    def __init__(self, cluster: ClusterSpec, paths: RunPaths) -> None:
+    def __init__(self, path: Path, is_news_only: bool = False) -> None:
+        self._path = path
+        self._read_to = size_bytes(path) if is_news_only else 0
+
+    def lines(self) -> list[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(self._read_to, size - TAIL_BYTES))
+                text = file.read()
+                complete = text.rfind(b"\n") + 1  # the rest of the last line comes next time
+                self._read_to = file.tell() - len(text) + complete
+        except OSError:
+            return []
+        return text[:complete].splitlines()
+
+
+class Ticks:
+    """The newest tick of every task, and what was told in words, read from the ends of growing files. `shows_logs`:
+    also what tasks print, from now on, but for what the launcher shows itself."""
+
+    def __init__(self, cluster: ClusterSpec, paths: RunPaths, shows_logs: bool = False) -> None:
         self.newest: dict[Task, Tick] = {}
-        self._files = {task: paths.telemetry(task) for task in [*cluster.ps, *cluster.workers]}
-        self._read_to = dict.fromkeys(self._files, 0)
+        tasks = [*cluster.ps, *cluster.workers]
+        self._told = {task: Tail(paths.telemetry(task)) for task in tasks}
+        self._printed = {task: Tail(paths.logs(task), is_news_only=True) for task in tasks} if shows_logs else {}
         self._decoder = msgspec.json.Decoder(Line)
 
     def update(self) -> list[str]:
-        """Read what was written since the last call; warnings and changes of mode come back, a line each."""
+        """Read what was written since the last call; warnings and changes of mode come back, and what was printed, a
+        line each with the task's name."""
         told = []
-        for task, path in self._files.items():
-            for line in map(self._line, self._new_lines(task, path)):
+        for task, tail in self._told.items():
+            for line in map(self._line, tail.lines()):
                 if line.kind == "tick":
                     self.newest[task] = line
                 elif line.kind in TOLD and line.text:
                     told.append(f"{task}: {line.text}")
+        for task, tail in self._printed.items():
+            said = (raw.decode(errors="replace").rstrip() for raw in tail.lines() if not SHOWN.search(raw))
+            told += [f"{task}: {text}" for text in said if text]
         return told
-
-    def _new_lines(self, task: Task, path: Path) -> list[bytes]:
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(self._read_to[task], size - TAIL_BYTES))
-                text = file.read()
-                complete = text.rfind(b"\n") + 1  # the rest of the last line comes next time
-                self._read_to[task] = file.tell() - len(text) + complete
-        except OSError:
-            return []
-        return text[:complete].splitlines()
 
     def _line(self, line: bytes) -> Line:
         try:
@@ -93,10 +110,12 @@ class PlainLines:
 
     period_s = 3.0
 
-    def __init__(self, cluster: ClusterSpec, paths: RunPaths, started: int | None = None) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, paths: RunPaths, started: int | None = None, shows_logs: bool = False
+    ) -> None:
         self._workers = cluster.workers
         self._started = started
-        self._ticks = Ticks(cluster, paths)
+        self._ticks = Ticks(cluster, paths, shows_logs)
         self._began = time.monotonic()
         self._shown = ""
         self._shown_s = 0.0
@@ -141,10 +160,17 @@ class LiveTable:
 
     period_s = 0.5
 
-    def __init__(self, cluster: ClusterSpec, paths: RunPaths, console: Console, started: int | None = None) -> None:
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        paths: RunPaths,
+        console: Console,
+        started: int | None = None,
+        shows_logs: bool = False,
+    ) -> None:
         self._cluster = cluster
         self._started = started
-        self._ticks = Ticks(cluster, paths)
+        self._ticks = Ticks(cluster, paths, shows_logs)
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
 
@@ -168,12 +194,12 @@ class LiveTable:
             self.say(text)
 
 
-def make_view(cluster: ClusterSpec, paths: RunPaths, started: int | None = None) -> View:
-    """The table in a terminal; plain lines in a pipe, and with CI set. `started`: see present()."""
+def make_view(cluster: ClusterSpec, paths: RunPaths, started: int | None = None, shows_logs: bool = False) -> View:
+    """The table in a terminal; plain lines in a pipe, and with CI set. `started`: present(), `shows_logs`: Ticks."""
     console = Console()
     if console.is_terminal and sys.stdout.isatty() and not os.environ.get("CI"):
-        return LiveTable(cluster, paths, console, started)
-    return PlainLines(cluster, paths, started)
+        return LiveTable(cluster, paths, console, started, shows_logs)
+    return PlainLines(cluster, paths, started, shows_logs)
 
 
 def present(workers: Sequence[Task], started: int | None, seen: Collection[Task]) -> list[Task]:

@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     workers: int | tuple[str, ...] = 2
     settings: Settings
     run_dir: str | None = None
+    shows_logs: bool = False  # what tasks print is printed here, too
 
 
 def run(request: Request, patience: Patience | None = None) -> int:
@@ -173,6 +174,7 @@ def run_in(
         paths=paths,
         threads=threads,
         resume="" if settings.plain else resume,
+        shows_logs=request.shows_logs,
     )
 
 

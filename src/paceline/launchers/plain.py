@@ -80,7 +80,7 @@ class Watched:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.children = Children()
-        self.view: View = make_view(run.cluster, run.paths)
+        self.view: View = make_view(run.cluster, run.paths, shows_logs=run.shows_logs)
         self.slowing = Slowing(parse_slow(run.settings.slow), run.cluster, self.children)
         self._sampler = Sampler()
         self._began_s = time.monotonic()

@@ -61,7 +61,7 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
     began = time.monotonic()
     crew = Crew(run, starter)
     children = crew.children
-    failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers))
+    failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers, run.shows_logs))
     end = End.OUR_FAULT
     try:
         with interrupts(children):

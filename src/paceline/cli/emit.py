@@ -176,6 +176,8 @@ def shipment(ctx: typer.Context) -> "Shipment":
     cluster = cluster_of(params)
     check(settings, cluster)
     is_one_host = ctx.command.name in HERE and not params["ps_hosts"] and not params["worker_hosts"]
+    if ctx.command.name in IN_PODS and params["code"] and not os.path.isabs(params["code"]):
+        raise UsageError(f"--code {params['code']} is where pods see the folder; give a whole path, such as /app.")
     code = os.path.abspath(params["code"] or (os.getcwd() if is_module else Path(script).parent))
     if is_one_host and not os.path.isdir(code):  # docker would make an empty one
         raise UsageError(f"--code {params['code']}: there is no such folder.")

@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.serve import ChiefHosts, JobName, OptionalScript, TaskIndex, as_argv
+from paceline.errors import EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
     from paceline.cluster.discovery import Look
@@ -29,12 +30,14 @@ def env(
     chief_hosts: ChiefHosts = None,
     as_json: Json = False,
 ) -> None:
-    """Show which task of which cluster a process started like this would be, and why."""
+    """Show which task of which cluster a process started like this would be, and why. Exit code 2: it is refused."""
     from paceline.cluster.discovery import look_everywhere
 
     flags = {name: ctx.params[name] for name in ("job_name", "task_index", "ps_hosts", "worker_hosts", "chief_hosts")}
     looks = look_everywhere(as_argv(flags), script_dir=Path(script).parent if script else ".")
     typer.echo(json.dumps(as_dict(looks)) if as_json else "\n".join(as_lines(looks)))
+    first = decisive(looks)
+    raise typer.Exit(EXIT_USAGE if first is not None and first.is_refused else EXIT_OK)
 
 
 def decisive(looks: "Sequence[Look]") -> "Look | None":

@@ -138,7 +138,7 @@ def placed(hosts: Sequence[Host], num_ps: int, workers: int | None = None) -> di
     if wanted > len(seats):
         has = ", ".join(f"{host.name} {host.slots}" for host in hosts if host.has("worker"))
         raise UsageError(
-            f"{wanted} workers do not fit: the hosts have {len(seats)} slots ({has}); "
+            f"{wanted} workers do not fit: the hosts have {len(seats)} slot{'' if len(seats) == 1 else 's'} ({has}); "
             f"take --workers {len(seats)} or fewer, or give a host more slots."
         )
     ps = {Task("ps", index): holders[index % len(holders)] for index in range(num_ps)}

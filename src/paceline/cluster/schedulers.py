@@ -85,7 +85,7 @@ def torchrun(environ: Environ) -> Look:
     number, size, master = _whole(environ, "RANK"), _whole(environ, "WORLD_SIZE"), environ.get("MASTER_ADDR", "")
     master_port = _whole(environ, "MASTER_PORT")
     if number is None or size is None or master_port is None or not master:
-        return Look("torchrun", "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set")
+        return Look("torchrun", "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set, or are no numbers")
     hosts = _blocks("torchrun", size, _whole(environ, "LOCAL_WORLD_SIZE") or 1, master)
     what = f"process {number} of {size} (RANK, WORLD_SIZE)"
     return _numbered("torchrun", what, environ, number, hosts, _port(environ, port_block(master_port)))

@@ -23,6 +23,7 @@ KEYS = "/etc/paceline/keys"  # inside a pod
 READABLE_BY_OWNER = 0o400
 INDEX = "JOB_COMPLETION_INDEX"
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _GPUS = re.compile(r"[1-9][0-9]{0,2}")
 
 
@@ -201,11 +202,13 @@ def yaml(value: Value, indent: str = "") -> list[str]:
 
 def check_names(name: str, secret_name: str, claim: str) -> None:
     """Refuse what Kubernetes would not take as a name, or what makes a pod's name too long."""
-    for flag, given in (("--name", name), ("--secret-name", secret_name), ("--claim", claim)):
-        if not _NAME.fullmatch(given) and not (flag == "--claim" and not given):
-            raise UsageError(
-                f"{flag} is {given!r}; Kubernetes takes up to 40 small letters, digits and dashes, such as mnist-2."
-            )
+    for flag, given in (("--secret-name", secret_name), ("--claim", claim or "none")):
+        if not _SUBDOMAIN.fullmatch(given):
+            raise UsageError(f"{flag} is {given!r}; Kubernetes takes small letters, digits, dashes and dots.")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--name is {name!r}; Kubernetes takes up to 40 small letters, digits and dashes, such as mnist-2."
+        )
 
 
 def check_cards(gpus: str) -> None:

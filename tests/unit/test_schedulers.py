@@ -211,11 +211,11 @@ def test_any_environment_is_a_place_or_a_sentence(environ: dict[str, str]) -> No
 # --- paceline env --------------------------------------------------------------------------------------------
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["env", *words])
     told = capsys.readouterr()
-    assert ended.value.code == 0, told.err
+    assert ended.value.code == code, told.err
     return told.out
 
 
@@ -262,8 +262,8 @@ def test_env_says_who_and_why(capsys: pytest.CaptureFixture[str], alone: pytest.
 
 def test_env_shows_a_refusal_and_no_secret(capsys: pytest.CaptureFixture[str], alone: pytest.MonkeyPatch) -> None:
     alone.setenv("TF_CONFIG", "{")
-    assert shown(capsys).startswith("Refused: TF_CONFIG: TF_CONFIG is not JSON")
-    assert "not JSON" in json.loads(shown(capsys, "--json"))["refused"]
+    assert shown(capsys, code=2).startswith("Refused: TF_CONFIG: TF_CONFIG is not JSON")
+    assert "not JSON" in json.loads(shown(capsys, "--json", code=2))["refused"]
     secret = "ab" * 32
     alone.setenv("PACELINE_SECRET", secret)
     task = {"cluster": {"ps": ["h:1"], "worker": ["h:2"]}, "task": {"job": "ps", "index": 0}, "incarnation": 1}

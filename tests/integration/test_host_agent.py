@@ -113,9 +113,21 @@ def test_a_task_runs_there_and_all_it_told_is_here_before_its_end(agent: Agent) 
     agent.hear(f.Exited)
     agent.say(f.End())
     agent.hear(f.Over)
+    agent.say(f.End())
     assert agent.process.wait(WITHIN_S) == 0
     assert agent.log().count("I am") == 2
     assert not (agent.folder / "runs").exists(), "what came back need not stay"
+
+
+def test_what_nobody_says_to_have_received_stays(agent: Agent) -> None:
+    agent.begin(TELLS)
+    agent.say(f.Start(WORKER, CLUSTER, 1))
+    agent.hear(f.Exited)
+    agent.say(f.End())
+    agent.stdin.close()
+    agent.stdout.close()
+    assert agent.process.wait(WITHIN_S) == 0
+    assert "I am" in (agent.folder / "runs" / "r" / "logs" / "worker-0.log").read_text()
 
 
 def test_cores_are_shared_out_where_nobody_says_how_many_threads(agent: Agent) -> None:
@@ -133,6 +145,7 @@ def test_a_folder_that_both_see_is_used_as_it_is(agent: Agent) -> None:
     agent.hear(f.Exited)
     agent.say(f.End())
     agent.hear(f.Over)
+    agent.say(f.End())
     assert not (agent.folder / "back").exists() and "I am" in (shared / "logs" / "worker-0.log").read_text()
 
 

@@ -93,7 +93,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """The run is over: send what is left, and go."""
+    """The run is over: send what is left. A second one, after Over: all has come, and nothing need stay there."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -128,7 +128,7 @@ class News(msgspec.Struct, frozen=True, tag=True):
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):
-    """The last word of an agent: everything has been sent, and nothing runs."""
+    """The last word of an agent: everything has been sent, and nothing runs; its folder goes after another End."""
 
 
 Told = Hello | Start | Signal | Forget | Put | Moved | Beat | End  # to an agent

@@ -186,6 +186,7 @@ class FarHost:
         elif isinstance(message, f.Refused):
             self.lose(f"{self.host.name}: {message.why}")
         elif isinstance(message, f.Over):
+            self.say(f.End())  # all of it is here: what is there may go
             self._over.set()
 
     def _why_it_ended(self) -> str:

@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 import msgspec
@@ -102,15 +102,14 @@ class Folder:
         return bool(pieces)
 
     def finish(self, speech: Speech) -> None:
-        """Send everything, and then nothing is left here that was not here before."""
+        """Send everything; whether it arrives is for the launcher to say."""
         with self._lock:
             self._mirror.finish()
         while self.report(speech, with_large=True):
             pass
-        self.remove()
 
     def remove(self) -> None:
-        """Nothing that is only here is lost with it."""
+        """Nothing is left here that was not here before; never before all of it lies at the launcher's."""
         if not self.is_shared and self.paths.root in self._made:
             shutil.rmtree(self.paths.root, ignore_errors=True)
         with suppress(OSError):  # others may have runs there
@@ -260,9 +259,20 @@ class Agent:
         if is_over:
             self.folder.finish(self._speech)
             self._speech.say(f.Over())
+            if self._is_received():
+                self.folder.remove()
         elif not self._has_started:
             self.folder.remove()
         self._is_over.set()
+
+    def _is_received(self) -> bool:
+        """Whether the launcher says, by a second End, that all has come; this may be the only copy else."""
+        deadline = time.monotonic() + self._hello.silence_s
+        with suppress(Empty):
+            while (order := self._orders.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+                if isinstance(order, f.End):
+                    return True
+        return False
 
     def _until_gone(self, seconds: float) -> None:
         """Exits are taken by another thread."""

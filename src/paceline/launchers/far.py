@@ -58,6 +58,7 @@ class Far:
         self._hosts: dict[str, FarHost] = {}
         self._begun: set[Task] = set()  # whoever was started before, where it is now
         self._at: dict[Task, str] = {}  # addresses of ps that moved
+        self._told: set[str] = set()  # hosts whose loss was told with a task's
         self._keeping = threading.Lock()
         self._is_over = threading.Event()
 
@@ -104,7 +105,7 @@ class Far:
         self._begun.discard(task)
         self._hosts[self._placed[task]].say(f.Forget(task))
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """All processes have ended: what the hosts have yet to send comes, and then their agents go."""
         for far in self._hosts.values():
             far.say(f.End())
@@ -113,13 +114,15 @@ class Far:
                 began_s = time.monotonic()
                 while not far.wait_until_over(BEAT_S):  # a silent one is lost, and then over, too
                     if time.monotonic() - max(began_s, far.news_s) > STUCK_S:
-                        print(
-                            f"paceline: {far.host.name} does not end; what it has not sent yet stays there.", flush=True
-                        )
                         break
         except KeyboardInterrupt:
             print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
+            self._told.update(self._hosts)
         self._close_all()
+        cut = [far for far in self._hosts.values() if not far.has_said_over and not far.is_shared]
+        for far in cut:
+            self._tell_cut(far)
+        return not cut
 
     def _close_all(self) -> None:
         self._is_over.set()
@@ -214,10 +217,19 @@ class Far:
         if chief is not far and chief.ready is not None and not chief.ready.is_shared:
             self._bring(chief, made)
 
+    def _tell_cut(self, far: FarHost) -> None:
+        """What it wrote last has not come; one that was lost with a task has been told of already."""
+        name = far.host.name
+        if name not in self._told:
+            print(f"paceline: {far.why or f'{name} does not end.'} What it has not sent yet stays there.", flush=True)
+        for task in [task for task, where in self._placed.items() if where == name]:
+            note_cut(self._run.paths.ledger(task))
+
     def _tell_lost(self, far: FarHost) -> None:
         """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
         tasks = far.tasks
         for task in tasks[:1]:
+            self._told.add(far.host.name)
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
-        for task in tasks if far.ready is not None and not far.ready.is_shared else []:
+        for task in tasks if far.ready is not None and not far.is_shared else []:
             note_cut(self._run.paths.ledger(task))

@@ -73,6 +73,7 @@ class FarHost:
         self.ready: Ready | None = None
         self.states: dict[str, str] = {}
         self.is_lost = False
+        self.has_said_over = False  # all that it had is here
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
         self.heard_s = self.news_s = time.monotonic()
@@ -91,6 +92,11 @@ class FarHost:
         """Those that run there."""
         with self._lock:
             return list(self._tasks)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it writes into the run folder itself."""
+        return self.ready is not None and self.ready.is_shared
 
     def say(self, message: Told) -> None:
         """Send this, soon; nobody waits for it."""
@@ -187,6 +193,7 @@ class FarHost:
             self.lose(f"{self.host.name}: {message.why}")
         elif isinstance(message, f.Over):
             self.say(f.End())  # all of it is here: what is there may go
+            self.has_said_over = True
             self._over.set()
 
     def _why_it_ended(self) -> str:

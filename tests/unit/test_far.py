@@ -1,0 +1,89 @@
+"""What the launcher makes of its hosts, without any: fakes stand for them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_checkpoint import write_step
+
+from paceline.cluster.hosts import Host
+from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
+from paceline.launchers import agent_frames as f
+from paceline.launchers import far as fars
+from paceline.launchers.crew import Run
+from paceline.launchers.entry import Program
+from paceline.launchers.far import Far
+from paceline.launchers.supervisor import is_saved
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.sink import append
+
+PS, WORKER = Task("ps", 0), Task("worker", 0)
+A, B = Host(name="a", target="a"), Host(name="b", target="b")
+
+
+class FakeHost:
+    """A host whose agent says Over, or that is lost at the end."""
+
+    def __init__(self, host: Host, on_piece: object, on_lost: Callable[["FakeHost"], None]) -> None:
+        self.host, self._on_lost = host, on_lost
+        self.ready = f.Ready(
+            host=host.name, cores=1, threads="1", cards=0, run_dir="r", is_shared=False, spare_ports=[]
+        )
+        self.heard_s = self.news_s = time.monotonic()
+        self.is_lost = self.has_said_over = self.is_shared = False
+        self.why = ""
+        self.tasks: list[Task] = []
+
+    def say(self, message: f.Told) -> None:
+        """Nobody hears it."""
+
+    def lose(self, why: str) -> None:
+        self.is_lost, self.why = True, why
+        self._on_lost(self)
+
+    def wait_until_ready(self, deadline_s: float) -> f.Ready:
+        return self.ready
+
+    def wait_until_over(self, seconds: float) -> bool:
+        if self.host == B:
+            self.lose("b is lost: no space left on device.")
+        self.has_said_over = self.host != B
+        return True
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    paths = RunPaths(tmp_path)
+    paths.create()
+    cluster = ClusterSpec({"ps": ["a:1"], "worker": ["b:2"]})
+    return Run(program=Program(script="x"), cluster=cluster, settings=Settings(run_id="r"), paths=paths, threads="1")
+
+
+def test_a_host_that_is_lost_while_it_sends_the_rest_is_told_of(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fars, "FarHost", FakeHost)
+    run.paths.ledgers.mkdir()
+    run.paths.ledger(PS).touch()
+    run.paths.ledger(WORKER).touch()
+    far = Far(run, {PS: A, WORKER: B}, {})
+    far.open([A, B], {"a": None, "b": None})  # type: ignore[dict-item]
+    assert not far.close()
+    said = capsys.readouterr().out
+    assert said == "paceline: b is lost: no space left on device. What it has not sent yet stays there.\n"
+    cut = {path.name for path in run.paths.ledgers.glob("*.cut")}
+    assert cut == {"worker-0.cut"}, "what is not whole is compared with nothing"
+
+
+def test_a_run_is_saved_when_its_last_step_is_here(run: Run) -> None:
+    append(run.paths.telemetry(PS), "report", task="ps:0", report={"index": 0, "global_step": 20})
+    assert not is_saved(run)
+    write_step(run.paths.checkpoints, 10)
+    assert not is_saved(run)
+    write_step(run.paths.checkpoints, 20)
+    assert is_saved(run)

@@ -154,6 +154,21 @@ def test_a_folder_elsewhere_that_only_the_launcher_sees_is_not_made_here(agent: 
     assert not ready.is_shared and ready.run_dir == str(agent.folder / "runs" / "r")
 
 
+def test_hosts_that_share_a_home_have_folders_of_their_own(agent: Agent) -> None:
+    other = agent.folder / "runs" / "r.b"
+    other.mkdir(parents=True)
+    (other / "kept").touch()
+    ready = agent.begin(TELLS, host="a")
+    assert ready.run_dir == str(agent.folder / "runs" / "r.a")
+    agent.say(f.Start(WORKER, CLUSTER, 1))
+    agent.hear(f.Exited)
+    agent.say(f.End())
+    agent.hear(f.Over)
+    agent.say(f.End())
+    assert agent.process.wait(WITHIN_S) == 0
+    assert [path.name for path in (agent.folder / "runs").iterdir()] == ["r.b"] and (other / "kept").exists()
+
+
 def test_signals_arrive(agent: Agent) -> None:
     agent.begin(STAYS)
     agent.start_one_that_stays()

@@ -114,7 +114,7 @@ def test_ctrl_c_saves_first_and_ends_everything_everywhere(cluster: Cluster, gat
     assert newest is not None
     again = cluster.run("--mode", "sync", "--resume", "auto", "--max-restarts", "0", "train.py", "--epochs", "1")
     again.ends_with(0)
-    assert f"Resuming from {cluster.folder}/server1/run/checkpoints/{newest.name}" in cluster.log("worker-0")
+    assert f"Resuming from {cluster.folder}/server1/run.server1/checkpoints/{newest.name}" in cluster.log("worker-0")
     assert cluster.summary["ok"]
 
 

@@ -30,6 +30,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To an agent, first: the run."""
 
     version: str  # of paceline
+    host: str = ""  # what the launcher calls it
     settings: Settings
     program: Program
     ps: list[Task]

@@ -71,7 +71,9 @@ class Folder:
     def __init__(self, hello: Hello) -> None:
         self.is_shared = Path(hello.run_dir, hello.token).exists()
         is_private = Path(hello.run_dir).is_absolute() and not self.is_shared  # the launcher's path means nothing here
-        self.paths = RunPaths(f"runs/{hello.settings.run_id}" if is_private else hello.run_dir)
+        root = f"runs/{hello.settings.run_id}" if is_private else hello.run_dir
+        own = f".{hello.host}" if hello.host and not self.is_shared else ""  # hosts may share a home, and no run folder
+        self.paths = RunPaths(f"{root}{own}")
         self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()

@@ -151,6 +151,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
     workers = [task for task in tasks_on(placed, host) if task in run.started]
     return Hello(
         version=VERSION,
+        host=host.name,
         settings=run.settings,
         program=program,
         ps=run.cluster.ps,

@@ -34,6 +34,7 @@ class FakeHost:
         self.heard_s = self.news_s = time.monotonic()
         self.is_lost = self.has_said_over = self.is_shared = False
         self.why = ""
+        self.left: list[str] = []
         self.tasks: list[Task] = []
 
     def say(self, message: f.Told) -> None:

@@ -131,6 +131,8 @@ class News(msgspec.Struct, frozen=True, tag=True):
 class Over(msgspec.Struct, frozen=True, tag=True):
     """The last word of an agent: everything has been sent, and nothing runs; its folder goes after another End."""
 
+    left: list[str] = []  # but for this, which cannot be sent: then the folder stays
+
 
 Told = Hello | Start | Signal | Forget | Put | Moved | Beat | End  # to an agent
 Heard = Ready | Refused | Exited | News | Beat | Over  # from one

@@ -34,6 +34,7 @@ from paceline.telemetry.sink import append
 
 READY_S = 30.0
 BEAT_S = 1.0
+NAMED = 5  # files, of many
 LOST_LEASES, LEAST_LOST_S = 3, 10.0
 STUCK_S = 60.0  # at the end: how long a host may live without sending anything of the run folder
 
@@ -45,6 +46,16 @@ def lost_s(settings: Settings) -> float:
     15.0
     """
     return max(LEAST_LOST_S, LOST_LEASES * settings.lease_s)
+
+
+def left_words(names: list[str]) -> str:
+    """What of a run folder could not be sent.
+
+    >>> left_words(["latest.pt"])
+    'hidden files and links are not sent, nor what cannot be read (latest.pt)'
+    """
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"hidden files and links are not sent, nor what cannot be read ({', '.join(names[:NAMED])}{more})"
 
 
 class Far:
@@ -122,6 +133,9 @@ class Far:
         cut = [far for far in self._hosts.values() if not far.has_said_over and not far.is_shared]
         for far in cut:
             self._tell_cut(far)
+        for far in self._hosts.values():
+            if far.left and far.ready is not None:
+                print(f"paceline: {far.host.name} keeps {far.ready.run_dir}: {left_words(far.left)}.", flush=True)
         return not cut
 
     def _close_all(self) -> None:

@@ -74,6 +74,7 @@ class FarHost:
         self.states: dict[str, str] = {}
         self.is_lost = False
         self.has_said_over = False  # all that it had is here
+        self.left: list[str] = []  # but for this
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
         self.heard_s = self.news_s = time.monotonic()
@@ -193,7 +194,7 @@ class FarHost:
             self.lose(f"{self.host.name}: {message.why}")
         elif isinstance(message, f.Over):
             self.say(f.End())  # all of it is here: what is there may go
-            self.has_said_over = True
+            self.has_said_over, self.left = True, message.left
             self._over.set()
 
     def _why_it_ended(self) -> str:

@@ -110,6 +110,10 @@ class Folder:
         while self.report(speech, with_large=True):
             pass
 
+    def left(self) -> list[str]:
+        """What cannot be sent, and stays."""
+        return [] if self.is_shared or self.paths.root not in self._made else self._mirror.left()
+
     def remove(self) -> None:
         """Nothing is left here that was not here before; never before all of it lies at the launcher's."""
         if not self.is_shared and self.paths.root in self._made:
@@ -260,8 +264,9 @@ class Agent:
         self._held.release()
         if is_over:
             self.folder.finish(self._speech)
-            self._speech.say(f.Over())
-            if self._is_received():
+            left = self.folder.left()
+            self._speech.say(f.Over(left))
+            if self._is_received() and not left:
                 self.folder.remove()
         elif not self._has_started:
             self.folder.remove()

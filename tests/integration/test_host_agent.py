@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -211,6 +212,15 @@ def test_it_refuses_in_a_sentence(agent: Agent) -> None:
     agent.say(hello(agent.folder))
     refused = agent.hear(f.Refused)
     assert isinstance(refused, f.Refused) and "script.py" in refused.why
+    assert agent.process.wait(WITHIN_S) == 3 and not (agent.folder / "runs").exists()
+
+
+def test_one_that_refuses_leaves_nothing(agent: Agent) -> None:
+    (agent.folder / "script.py").write_text(TELLS)
+    with socket.create_server(("", 0)) as taken:
+        agent.say(hello(agent.folder, certificate=b"c", key=b"k", ports=[taken.getsockname()[1]]))
+        refused = agent.hear(f.Refused)
+    assert isinstance(refused, f.Refused) and "cannot be had" in refused.why
     assert agent.process.wait(WITHIN_S) == 3 and not (agent.folder / "runs").exists()
 
 

@@ -77,6 +77,9 @@ class Folder:
         self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()
+
+    def make(self, hello: Hello) -> None:
+        """Have it here; whatever fails from now on, hide() and remove() come."""
         self.paths.create()
         if not self.is_shared:
             put_aside(self.paths)  # of an earlier run in this folder
@@ -131,16 +134,15 @@ class Folder:
 class Agent:
     """The tasks of this host, as the launcher orders them."""
 
-    def __init__(self, hello: Hello, speech: Speech) -> None:
+    def __init__(self, hello: Hello, speech: Speech, folder: Folder) -> None:
         self._hello = hello
+        self.folder = folder
         self._speech = speech
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._heard_s = time.monotonic()
         self._is_over = threading.Event()
         self._has_started = False
         self._held = ports.Reserved()
-        check_script(hello)
-        self.folder = Folder(hello)
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
         self._cores = machine.cores()
@@ -236,6 +238,8 @@ class Agent:
         self.leave()
         if not self._is_over.wait(4 * STOP_S):
             self.children.kill()
+            with suppress(OSError):
+                self.folder.hide()
             os._exit(EXIT_CLUSTER)
 
     def _wait(self) -> None:
@@ -307,11 +311,16 @@ def main() -> int:
     hello = f.read_told(stdin)
     if not isinstance(hello, Hello):
         return EXIT_OK
+    folder, agent = None, None
     try:
         check_version(hello)
-        agent = Agent(hello, speech)
+        check_script(hello)
+        folder = Folder(hello)
+        folder.make(hello)
+        agent = Agent(hello, speech, folder)
         speech.say(agent.ready())
     except (PacelineError, OSError) as error:
+        clean_up(folder, agent)
         speech.say(f.Refused(str(error)))
         return EXIT_CLUSTER
     signal.signal(signal.SIGTERM, lambda *_: agent.leave())
@@ -320,6 +329,15 @@ def main() -> int:
     finally:
         agent.folder.hide()
     return EXIT_OK
+
+
+def clean_up(folder: Folder | None, agent: Agent | None) -> None:
+    """Of an agent that refuses nothing stays: no process, no key, no folder."""
+    if agent is not None:
+        agent.end(is_over=False)
+    if folder is not None:
+        folder.hide()
+        folder.remove()
 
 
 def check_script(hello: Hello) -> None:

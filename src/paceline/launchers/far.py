@@ -29,6 +29,7 @@ from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
 from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
 from paceline.launchers.restart import LOST
+from paceline.launchers.ssh import at_once
 from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
@@ -140,8 +141,7 @@ class Far:
 
     def _close_all(self) -> None:
         self._is_over.set()
-        for far in self._hosts.values():
-            far.close()
+        at_once(FarHost.close, list(self._hosts.values()))
 
     def _watch(self) -> None:
         """Let all agents know that somebody is there, and see who is not."""

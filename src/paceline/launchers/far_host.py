@@ -24,7 +24,6 @@ from paceline.launchers.restart import LOST
 AGENT = ("-P", "-m", "paceline.launchers.host_agent")
 END_S = 5.0
 EXIT_S = 1.0
-STDERR_BYTES = 16 << 10  # of what ssh and the agent say beside
 RUNNING = "running"
 
 
@@ -85,7 +84,9 @@ class FarHost:
         self._stderr = bytearray()
         self._answered, self._over = threading.Event(), threading.Event()
         self._process = ssh.start(host, ssh.python_line(host, *AGENT))
-        for target in (self._read, self._write, self._read_stderr):
+        assert self._process.stderr is not None
+        ssh.listen(self._process.stderr, self._stderr)
+        for target in (self._read, self._write):
             threading.Thread(target=target, daemon=True, name=f"{target.__name__}-{host.name}").start()
 
     @property
@@ -140,8 +141,7 @@ class FarHost:
         self._answered.set()
         self._over.set()
         self._outbox.put(None)
-        with suppress(OSError):
-            self._process.kill()
+        ssh.end(self._process)
 
     def wait_until_over(self, seconds: float) -> bool:
         """Whether its agent has said its last word, or is gone."""
@@ -151,11 +151,7 @@ class FarHost:
         """Nothing of it is left here; there, its agent sees the end of its stdin."""
         self._over.set()
         self._outbox.put(None)
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ssh.end(self._process, END_S)
 
     @property
     def said(self) -> str:
@@ -216,10 +212,3 @@ class FarHost:
                     stream.flush()
         with suppress(OSError, ValueError):
             stream.close()
-
-    def _read_stderr(self) -> None:
-        stream = self._process.stderr
-        assert stream is not None
-        with suppress(OSError, ValueError):
-            while data := stream.read1(STDERR_BYTES):  # type: ignore[attr-defined]
-                self._stderr = (self._stderr + data)[-STDERR_BYTES:]

@@ -11,7 +11,7 @@ from paceline.cli.main import main as cli
 from paceline.cluster.hosts import Host
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_USAGE, ClusterError
-from paceline.launchers import syncing
+from paceline.launchers import many, ssh, syncing
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.entry import Program
 from paceline.launchers.far import Far, lost_s
@@ -77,6 +77,25 @@ def test_what_is_no_code_is_not_packed(here: Path) -> None:
     with tarfile.open(fileobj=packed) as tar:
         files = {member.name for member in tar if member.isfile()}
     assert files == {"./train.py", "./lib/a.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "said"),
+    [
+        (96, "", "There is no script train.py on b (in there); --sync-code copies it there."),
+        (97, "", "b has no folder 'there'"),
+        (255, "ssh: connect to host b port 22: No route to host", "There is no way to b"),
+        (None, "", "b did not answer within"),
+    ],
+)
+def test_a_host_whose_script_is_not_seen_says_why(
+    code: int | None, stderr: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(name="b", target="b", folder="there")
+    monkeypatch.setattr(ssh, "run_on_all", lambda *_: [ssh.Answer(host=host, code=code, stderr=stderr)])
+    with pytest.raises(ClusterError) as refused:
+        many.check_scripts(Program(script="train.py"), [host])
+    assert str(refused.value).startswith(said)
 
 
 def test_nobody_copies_a_home_folder(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

@@ -38,6 +38,7 @@ from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 Placed = dict[Task, Host]
+NO_SCRIPT = 96  # an exit code, beside those of launchers/ssh
 MORE_SILENCE_S = 5.0  # an agent waits for longer than the launcher, which then knows first
 
 
@@ -131,9 +132,13 @@ def check_scripts(program: Program, hosts: Sequence[Host]) -> None:
     if program.is_module:
         return
     script = shlex.quote(program.script)
-    lines = {host.name: f"cd {ssh.quoted_path(host.folder)} && test -f {script}" for host in hosts}
-    lacking = [answer.host for answer in ssh.run_on_all(lines, hosts) if answer.code]
-    if lacking:
+    lines = {
+        host.name: f"cd {ssh.quoted_path(host.folder)} || exit {ssh.NO_FOLDER}; test -f {script} || exit {NO_SCRIPT}"
+        for host in hosts
+    }
+    answers = ssh.run_on_all(lines, hosts)
+    ssh.check([answer for answer in answers if answer.code != NO_SCRIPT])
+    if lacking := [answer.host for answer in answers if answer.code == NO_SCRIPT]:
         told = ", ".join(f"{host.name} (in {host.folder})" for host in lacking)
         raise ClusterError(f"There is no script {program.script} on {told}; --sync-code copies it there.")
 

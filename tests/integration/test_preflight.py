@@ -90,6 +90,14 @@ def test_this_machine_needs_no_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report.seen["localhost"].ports) == 2
 
 
+def test_modules_of_the_users_folder_do_no_harm(tmp_path: Path) -> None:
+    for name in ("queue.py", "platform.py", "paceline.py"):
+        (tmp_path / name).write_text("raise SystemExit('not this one')")
+    report = preflight.look([msgspec.structs.replace(parse("localhost"), folder=str(tmp_path))])
+    assert list(report.seen) == ["localhost"]
+    assert talk.of_versions(report.seen["localhost"].host) == ""
+
+
 def test_this_machine_is_told_to_others_by_an_address_that_they_see(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,10 @@ from paceline.launchers.links import TOKEN_BYTES
 from paceline.launchers.probe import MARK, Answer, Ask
 from paceline.version import VERSION
 
-OLDEST = (3, 11)  # python that paceline runs on
+OLDEST = (3, 11)  # python that paceline runs on; older ones know no -P, which keeps the user's modules out
 VERSIONS = """
 import sys
+sys.path[:] = [path for path in sys.path if path]
 print(sys.version.split()[0])
 try:
     from paceline.version import VERSION
@@ -40,7 +41,7 @@ class Talk:
         self.host = host
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._begun_s = time.monotonic()
-        self._process = ssh.start(host, ssh.python_line(host, "-m", "paceline.launchers.probe"))
+        self._process = ssh.start(host, ssh.python_line(host, "-P", "-m", "paceline.launchers.probe"))
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         self._errors = bytearray()
         self._broken = ""  # why it is not asked again: a late answer would be taken for the next one

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -28,6 +29,17 @@ def test_nobody_waits_for_a_pipe_that_somebody_else_holds() -> None:
     began_s = time.monotonic()
     [answer] = ssh.run_on_all({HERE.name: "setsid sleep 8 & sleep 60"}, [HERE], timeout_s=1.0)
     assert answer.code is None and time.monotonic() - began_s < 6
+
+
+def test_a_folder_of_this_machine_lies_below_the_home_folder_as_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    host = msgspec.structs.replace(HERE, folder="project")
+    line = ssh.python_line(host, "-c", "import os; print(os.getcwd())")
+    [answer] = ssh.run_on_all({host.name: line}, [host])
+    assert answer.stdout.decode().strip() == str(tmp_path / "project")
 
 
 def test_a_copy_by_tar_does_not_wait_for_who_reads_its_complaints(

@@ -124,6 +124,7 @@ def start(host: Host, line: str, options: Sequence[str] = ()) -> subprocess.Pope
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            cwd=os.path.expanduser("~") if host.is_here and host.folder else None,  # where ssh would begin
         )
     except OSError as error:
         name = command(host, line)[0]

@@ -131,6 +131,14 @@ def test_what_nobody_says_to_have_received_stays(agent: Agent) -> None:
     assert "I am" in (agent.folder / "runs" / "r" / "logs" / "worker-0.log").read_text()
 
 
+def test_spare_ports_lie_where_they_may(agent: Agent) -> None:
+    first = socket.create_server(("", 0))
+    port = first.getsockname()[1]
+    with first:
+        ready = agent.begin(TELLS, num_spare_ports=2, between=(port, port))
+    assert ready.spare_ports == [], "the only one is taken"
+
+
 def test_cores_are_shared_out_where_nobody_says_how_many_threads(agent: Agent) -> None:
     ready = agent.begin(TELLS, num_workers=10_000)
     assert ready.threads == "1"

@@ -81,6 +81,17 @@ def test_a_host_that_is_lost_while_it_sends_the_rest_is_told_of(
     assert cut == {"worker-0.cut"}, "what is not whole is compared with nothing"
 
 
+def test_a_ps_moves_only_to_where_a_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fars, "FarHost", FakeHost)
+    far = Far(run, {PS: A, WORKER: B}, {})
+    ready = far.open([A, B], {"a": None, "b": None})  # type: ignore[dict-item]
+    far._hosts["a"].lose("a is lost.")
+    assert far.refusal(PS) == "no other host has room for it"
+    ready["b"].spare_ports.append(29500)
+    assert far.refusal(PS) == ""
+    far.close()
+
+
 def test_a_run_is_saved_when_its_last_step_is_here(run: Run) -> None:
     append(run.paths.telemetry(PS), "report", task="ps:0", report={"index": 0, "global_step": 20})
     assert not is_saved(run)

@@ -45,6 +45,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     environ: dict[str, str] = {}
     ports: list[int] = []  # of its tasks: held until they listen
     num_spare_ports: int = 0  # for tasks that come from a host that was lost
+    between: tuple[int, int] | None = None  # where those may lie
     silence_s: float = 30.0  # without a word from the launcher it is gone
 
     def __repr__(self) -> str:

@@ -167,6 +167,8 @@ class Far:
         is_ps = task.job == "ps"
         if not far.host.has("ps" if is_ps else "worker"):
             return 0
+        if is_ps and (far.ready is None or not far.ready.spare_ports):  # the file of hosts gives it few
+            return 0
         there = [each for each, name in self._placed.items() if name == far.host.name and (each.job == "ps") == is_ps]
         busy = [each for each in there if each not in self.children.codes]  # who has ended leaves room
         return (len(self._placed) + 1 if is_ps else far.host.slots) - len(busy)

@@ -163,7 +163,7 @@ class Agent:
             cards=self._cards,
             run_dir=str(self.folder.paths.root),
             is_shared=self.folder.is_shared,
-            spare_ports=self._held.anywhere(self._hello.num_spare_ports),
+            spare_ports=self._held.anywhere(self._hello.num_spare_ports, self._hello.between),
         )
 
     def obey(self, stdin: BinaryIO) -> bool:

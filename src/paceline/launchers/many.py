@@ -171,6 +171,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
         environ={name: os.environ[name] for name in (NURSERY,) if name in os.environ},
         ports=[int(run.cluster.address(task).rpartition(":")[2]) for task in tasks_on(placed, host)],
         num_spare_ports=len(run.cluster.ps),
+        between=host.ports,
         silence_s=lost_s(run.settings) + MORE_SILENCE_S,
     )
 

@@ -15,6 +15,8 @@ from paceline.launchers import far as fars
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.far import Far
+from paceline.launchers.far_host import FarHost
+from paceline.launchers.restart import LOST
 from paceline.launchers.supervisor import is_saved
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import append
@@ -79,6 +81,20 @@ def test_a_host_that_is_lost_while_it_sends_the_rest_is_told_of(
     assert said == "paceline: b is lost: no space left on device. What it has not sent yet stays there.\n"
     cut = {path.name for path in run.paths.ledgers.glob("*.cut")}
     assert cut == {"worker-0.cut"}, "what is not whole is compared with nothing"
+
+
+def test_tasks_end_with_their_host_though_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(far: FarHost) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setenv("PACELINE_SSH", "false")
+    far = FarHost(A, lambda *_: None, fail)
+    far.wait_until_over(30)
+    assert far.is_lost and far.start(f.Start(WORKER, {}, 1)).wait() == LOST
+    assert "what is known of a could not be written down: no space left" in capsys.readouterr().out
+    far.close()
 
 
 def test_a_ps_moves_only_to_where_a_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

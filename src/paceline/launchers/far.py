@@ -147,7 +147,7 @@ class Far:
         """Let all agents know that somebody is there, and see who is not."""
         limit_s = lost_s(self._run.settings)
         while not self._is_over.wait(BEAT_S):
-            for name, far in self._hosts.items():
+            for name, far in [(name, far) for name, far in self._hosts.items() if not far.is_lost]:
                 far.say(f.Beat())
                 silent_s = time.monotonic() - far.heard_s
                 if silent_s > limit_s:

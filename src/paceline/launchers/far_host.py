@@ -133,15 +133,19 @@ class FarHost:
             if self.is_lost:
                 return
             self.is_lost, self.why = True, why
-        self._on_lost(self)
-        with self._lock:
-            gone, self._tasks = dict(self._tasks), {}
-        for process in gone.values():
-            process.end(LOST)
-        self._answered.set()
-        self._over.set()
-        self._outbox.put(None)
-        ssh.end(self._process)
+        try:
+            self._on_lost(self)
+        except OSError as error:
+            print(f"paceline: what is known of {self.host.name} could not be written down: {error}", flush=True)
+        finally:
+            with self._lock:
+                gone, self._tasks = dict(self._tasks), {}
+            for process in gone.values():
+                process.end(LOST)
+            self._answered.set()
+            self._over.set()
+            self._outbox.put(None)
+            ssh.end(self._process)
 
     def wait_until_over(self, seconds: float) -> bool:
         """Whether its agent has said its last word, or is gone."""

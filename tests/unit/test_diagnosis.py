@@ -137,6 +137,20 @@ def test_a_name_that_its_own_host_takes_for_loopback_is_replaced() -> None:
     assert preflight._with_addresses(talks, {"a": debian})["a"].address == "server1"  # nobody else is there
 
 
+class Dumb:
+    """Stands for a host that cannot look at itself."""
+
+    host, token = Host(name="b", target="b"), b""
+
+    def ask(self, question: Ask, timeout_s: float) -> Answer:
+        return Answer(at_s=0.0, error="/proc is not there")
+
+
+def test_a_host_that_cannot_look_at_itself_is_a_problem() -> None:
+    found = preflight._seen(cast(Talk, Dumb()), "b", 0, ())
+    assert found == Problem(where="b", sentence="b cannot be looked at: /proc is not there.", is_fatal=True)
+
+
 def test_the_table_and_the_matrix() -> None:
     report = Report(
         seen={"a": seen("a"), "b": seen("b", machine=changed(gpus=(CARD,), torch="2.13.0"))},

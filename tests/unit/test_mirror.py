@@ -78,6 +78,12 @@ def test_telemetry_comes_in_whole_lines_until_the_end(pair: Pair) -> None:
     assert here.read_bytes().endswith(b'{"b":2}\nhalf')
 
 
+def test_a_piece_of_telemetry_ends_with_a_line(pair: Pair) -> None:
+    add(pair.there / "telemetry" / "ps-0.jsonl", b'{"of":"a ps"}\n' * (mirrors.PIECE_BYTES // 10))
+    pieces = pair.mirror.pieces(limit_bytes=mirrors.PIECE_BYTES * 9)
+    assert len(pieces) > 1 and all(piece.data.endswith(b"\n") for piece in pieces)
+
+
 def test_what_tensorboard_reads_comes_while_it_grows(pair: Pair) -> None:
     name = "tensorboard/events.out.tfevents.1"
     (pair.there / "tensorboard").mkdir()

@@ -127,8 +127,9 @@ class Mirror:
     def _grown(self, path: Path) -> Iterator[Piece]:
         is_lines = path.parent.name == TELEMETRY and not self._is_over
         while data := _read(path, self._from(path)):
-            if is_lines and len(data) < PIECE_BYTES:
-                data = data[: data.rfind(b"\n") + 1]
+            end = data.rfind(b"\n") + 1
+            if is_lines and (end or len(data) < PIECE_BYTES):  # a line may be longer than a piece
+                data = data[:end]
             if not data:
                 return
             offset = self._from(path)

@@ -97,6 +97,19 @@ def test_tasks_end_with_their_host_though_nothing_can_be_written(
     far.close()
 
 
+def test_whoever_is_no_agent_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = tmp_path / "ssh"
+    stranger.write_text(f"#!/bin/sh\necho welcome\nexec 1>&-\ncat > {tmp_path / 'heard'}\n")
+    stranger.chmod(0o755)
+    monkeypatch.setenv("PACELINE_SSH", str(stranger))
+    far = FarHost(A, lambda *_: None, lambda _: None)
+    far.say(f.End())
+    assert far.wait_until_ready(time.monotonic() + 30) is None
+    far.close()
+    heard = tmp_path / "heard"
+    assert not heard.exists() or heard.read_bytes() == b""
+
+
 def test_a_ps_moves_only_to_where_a_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fars, "FarHost", FakeHost)
     far = Far(run, {PS: A, WORKER: B}, {})

@@ -83,6 +83,7 @@ class FarHost:
         self._outbox: SimpleQueue[Told | Iterator[Piece] | None] = SimpleQueue()  # None: nothing comes any more
         self._stderr = bytearray()
         self._answered, self._over = threading.Event(), threading.Event()
+        self._is_agent, self._may_write = False, threading.Event()
         self._process = ssh.start(host, ssh.python_line(host, *AGENT))
         assert self._process.stderr is not None
         ssh.listen(self._process.stderr, self._stderr)
@@ -144,6 +145,7 @@ class FarHost:
                 process.end(LOST)
             self._answered.set()
             self._over.set()
+            self._may_write.set()
             self._outbox.put(None)
             ssh.end(self._process)
 
@@ -154,6 +156,7 @@ class FarHost:
     def close(self) -> None:
         """Nothing of it is left here; there, its agent sees the end of its stdin."""
         self._over.set()
+        self._may_write.set()
         self._outbox.put(None)
         ssh.end(self._process, END_S)
 
@@ -167,8 +170,9 @@ class FarHost:
         assert stream is not None
         why = ""
         try:
-            noise = f.skip_noise(stream)
-            while noise is not None and (message := f.read_heard(stream)) is not None:
+            self._is_agent = f.skip_noise(stream) is not None
+            self._may_write.set()
+            while self._is_agent and (message := f.read_heard(stream)) is not None:
                 self.heard_s = time.monotonic()
                 self._take(message)
         except (PacelineError, OSError, ValueError) as error:
@@ -209,8 +213,9 @@ class FarHost:
     def _write(self) -> None:
         stream = self._process.stdin
         assert stream is not None
+        self._may_write.wait()  # whoever is no agent is told no secret
         with suppress(OSError, ValueError):
-            while (out := self._outbox.get()) is not None:
+            while self._is_agent and (out := self._outbox.get()) is not None:
                 for message in map(f.Put, out) if isinstance(out, Iterator) else [out]:
                     stream.write(f.frame(message))
                     stream.flush()

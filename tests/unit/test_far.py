@@ -1,7 +1,9 @@
 """What the launcher makes of its hosts, without any: fakes stand for them."""
 
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,14 @@ from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.far import Far
 from paceline.launchers.far_host import FarHost
+from paceline.launchers.mirror import Piece
 from paceline.launchers.restart import LOST
 from paceline.launchers.supervisor import is_saved
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import append
 
 PS, WORKER = Task("ps", 0), Task("worker", 0)
+SIZE = 100_000  # more than a pipe holds
 A, B = Host(name="a", target="a"), Host(name="b", target="b")
 
 
@@ -108,6 +112,35 @@ def test_whoever_is_no_agent_is_told_no_secret(tmp_path: Path, monkeypatch: pyte
     far.close()
     heard = tmp_path / "heard"
     assert not heard.exists() or heard.read_bytes() == b""
+
+
+def test_signals_and_the_end_do_not_wait_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, go, heard = tmp_path / "ssh", tmp_path / "go", tmp_path / "heard"
+    os.mkfifo(go)
+    agent.write_text(f"#!/bin/sh\nprintf '\\000paceline agent 1\\n'\nread line < {go}\ncat > {heard}\n")
+    agent.chmod(0o755)
+    monkeypatch.setenv("PACELINE_SSH", str(agent))
+    far, has_begun = FarHost(A, lambda *_: None, lambda _: None), threading.Event()
+
+    def pieces() -> Iterator[Piece]:
+        for number in range(20):
+            has_begun.set()
+            yield Piece("model", number * SIZE, b"x" * SIZE)
+
+    far.start(f.Start(PS, {}, 1))
+    far.put(pieces())
+    far.start(f.Start(WORKER, {}, 1))
+    assert has_begun.wait(30)
+    stop_ps, stop_worker = f.Signal(PS, 2), f.Signal(WORKER, 2)
+    far.say(stop_worker)
+    far.say(stop_ps)
+    go.write_text("now\n")
+    far.close()
+    with heard.open("rb") as stream:
+        told = list(iter(lambda: f.read_told(stream), None))
+    puts = [place for place, message in enumerate(told) if isinstance(message, f.Put)]
+    assert len(puts) == 20 and told.index(stop_ps) < puts[2]
+    assert told.index(stop_worker) > told.index(f.Start(WORKER, {}, 1)) > puts[-1], "first it is started"
 
 
 def test_a_ps_moves_only_to_where_a_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from signal import SIGKILL, Signals
+from typing import IO
 
 from paceline.cluster.hosts import Host
 from paceline.cluster.spec import Task
@@ -81,6 +82,8 @@ class FarHost:
         self._lock = threading.Lock()
         self._tasks: dict[Task, FarProcess] = {}
         self._outbox: SimpleQueue[Told | Iterator[Piece] | None] = SimpleQueue()  # None: nothing comes any more
+        self._urgent: SimpleQueue[f.End | f.Signal] = SimpleQueue()  # goes before what is in the outbox
+        self._starting: set[Task] = set()  # whose Start is in the outbox
         self._stderr = bytearray()
         self._answered, self._over = threading.Event(), threading.Event()
         self._is_agent, self._may_write = False, threading.Event()
@@ -102,7 +105,10 @@ class FarHost:
         return self.ready is not None and self.ready.is_shared
 
     def say(self, message: Told) -> None:
-        """Send this, soon; nobody waits for it."""
+        """Send this, soon; nobody waits for it. The end, and a signal to who was started there, overtake files."""
+        if isinstance(message, f.End) or (isinstance(message, f.Signal) and message.task not in self._starting):
+            self._urgent.put(message)
+            message = f.Beat()  # by which it is seen
         self._outbox.put(message)
 
     def put(self, pieces: Iterator[Piece]) -> None:
@@ -125,6 +131,7 @@ class FarHost:
                 return process
             self._tasks[order.task] = process
             self.states.pop(str(order.task), None)
+            self._starting.add(order.task)
         self.say(order)
         return process
 
@@ -213,11 +220,28 @@ class FarHost:
     def _write(self) -> None:
         stream = self._process.stdin
         assert stream is not None
+        is_ending = False
         self._may_write.wait()  # whoever is no agent is told no secret
         with suppress(OSError, ValueError):
             while self._is_agent and (out := self._outbox.get()) is not None:
                 for message in map(f.Put, out) if isinstance(out, Iterator) else [out]:
+                    is_ending = self._write_urgent(stream) or is_ending
+                    if is_ending and isinstance(message, f.Put):
+                        break  # nobody needs it any more
                     stream.write(f.frame(message))
                     stream.flush()
+                    if isinstance(message, f.Start):
+                        self._starting.discard(message.task)
         with suppress(OSError, ValueError):
             stream.close()
+
+    def _write_urgent(self, stream: IO[bytes]) -> bool:
+        """What does not wait for files that are on their way; whether the end is among it."""
+        is_end = False
+        with suppress(Empty):
+            while True:
+                message = self._urgent.get_nowait()
+                is_end = is_end or isinstance(message, f.End)
+                stream.write(f.frame(message))
+                stream.flush()
+        return is_end

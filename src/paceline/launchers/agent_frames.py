@@ -1,7 +1,8 @@
 """WHAT do a launcher and the agent of a host say to each other? Messages in frames, over the agent's stdin and stdout.
 
-Used by launchers/host_agent and launchers/far. Pure values; no pickle: msgpack of fixed shapes. Must never be printed:
-Hello holds the secret of the run, which is why it travels here and not in a command line.
+Used by launchers/host_agent, and here by launchers/many, launchers/far and launchers/far_host. Pure values; no
+pickle: msgpack of fixed shapes. Must never be printed: Hello holds the secret of the run, which is why it travels here
+and not in a command line.
 
 A frame is its length, four bytes, and a message. The agent begins with MAGIC, because a login shell may have said
 something before.

@@ -1,6 +1,6 @@
 """CAN these hosts form a cluster? All of them are asked at once, before anything starts, in a few seconds.
 
-Called by whoever starts tasks on other hosts, and by `paceline doctor`. Must never start a task, leave a process on a
+Called by launchers/many, and by `paceline doctor`. Must never start a task, leave a process on a
 host, nor let one host that does not answer hide what is wrong with the others.
 
     1. every host: ssh, its python, its paceline, `launchers/probe` (versions, cores, cards, free ports)

@@ -1,8 +1,8 @@
 """HOW does a command run on another host? The system's own `ssh`, with the user's keys, agent and ~/.ssh/config.
 
-Called by launchers/preflight and by whoever starts tasks on other hosts. PACELINE_SSH holds another command and its
-options (`ssh -F my_config`). Must never ask for a password, nor put a secret into a command line: secrets go to stdin.
-A host that is this machine (localhost) takes the same command without ssh.
+Called by launchers/talk, launchers/preflight, launchers/syncing, launchers/many and launchers/far_host.
+PACELINE_SSH holds another command and its options (`ssh -F my_config`). Must never ask for a password, nor put a secret
+into a command line: secrets go to stdin. A host that is this machine (localhost) takes the same command without ssh.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -113,9 +114,29 @@ def test_a_task_runs_there_and_all_it_told_is_here_before_its_end(agent: Agent) 
     agent.hear(f.Exited)
     agent.say(f.End())
     agent.hear(f.Over)
+    agent.say(f.End())
     assert agent.process.wait(WITHIN_S) == 0
     assert agent.log().count("I am") == 2
     assert not (agent.folder / "runs").exists(), "what came back need not stay"
+
+
+def test_what_nobody_says_to_have_received_stays(agent: Agent) -> None:
+    agent.begin(TELLS)
+    agent.say(f.Start(WORKER, CLUSTER, 1))
+    agent.hear(f.Exited)
+    agent.say(f.End())
+    agent.stdin.close()
+    agent.stdout.close()
+    assert agent.process.wait(WITHIN_S) == 0
+    assert "I am" in (agent.folder / "runs" / "r" / "logs" / "worker-0.log").read_text()
+
+
+def test_spare_ports_lie_where_they_may(agent: Agent) -> None:
+    first = socket.create_server(("", 0))
+    port = first.getsockname()[1]
+    with first:
+        ready = agent.begin(TELLS, num_spare_ports=2, between=(port, port))
+    assert ready.spare_ports == [], "the only one is taken"
 
 
 def test_cores_are_shared_out_where_nobody_says_how_many_threads(agent: Agent) -> None:
@@ -133,12 +154,28 @@ def test_a_folder_that_both_see_is_used_as_it_is(agent: Agent) -> None:
     agent.hear(f.Exited)
     agent.say(f.End())
     agent.hear(f.Over)
+    agent.say(f.End())
     assert not (agent.folder / "back").exists() and "I am" in (shared / "logs" / "worker-0.log").read_text()
 
 
 def test_a_folder_elsewhere_that_only_the_launcher_sees_is_not_made_here(agent: Agent) -> None:
     ready = agent.begin(TELLS, run_dir=str(agent.folder / "elsewhere"))
     assert not ready.is_shared and ready.run_dir == str(agent.folder / "runs" / "r")
+
+
+def test_hosts_that_share_a_home_have_folders_of_their_own(agent: Agent) -> None:
+    other = agent.folder / "runs" / "r.b"
+    other.mkdir(parents=True)
+    (other / "kept").touch()
+    ready = agent.begin(TELLS, host="a")
+    assert ready.run_dir == str(agent.folder / "runs" / "r.a")
+    agent.say(f.Start(WORKER, CLUSTER, 1))
+    agent.hear(f.Exited)
+    agent.say(f.End())
+    agent.hear(f.Over)
+    agent.say(f.End())
+    assert agent.process.wait(WITHIN_S) == 0
+    assert [path.name for path in (agent.folder / "runs").iterdir()] == ["r.b"] and (other / "kept").exists()
 
 
 def test_signals_arrive(agent: Agent) -> None:
@@ -183,6 +220,15 @@ def test_it_refuses_in_a_sentence(agent: Agent) -> None:
     agent.say(hello(agent.folder))
     refused = agent.hear(f.Refused)
     assert isinstance(refused, f.Refused) and "script.py" in refused.why
+    assert agent.process.wait(WITHIN_S) == 3 and not (agent.folder / "runs").exists()
+
+
+def test_one_that_refuses_leaves_nothing(agent: Agent) -> None:
+    (agent.folder / "script.py").write_text(TELLS)
+    with socket.create_server(("", 0)) as taken:
+        agent.say(hello(agent.folder, certificate=b"c", key=b"k", ports=[taken.getsockname()[1]]))
+        refused = agent.hear(f.Refused)
+    assert isinstance(refused, f.Refused) and "cannot be had" in refused.why
     assert agent.process.wait(WITHIN_S) == 3 and not (agent.folder / "runs").exists()
 
 

@@ -18,6 +18,7 @@ from sshd import Servers, need_sshd
 
 from paceline.checkpoint import read
 from paceline.launchers.ports import Reserved
+from paceline.telemetry.ledgers import verdict_of
 
 HOSTS = ("server1", "server2")
 
@@ -114,7 +115,7 @@ def test_ctrl_c_saves_first_and_ends_everything_everywhere(cluster: Cluster, gat
     assert newest is not None
     again = cluster.run("--mode", "sync", "--resume", "auto", "--max-restarts", "0", "train.py", "--epochs", "1")
     again.ends_with(0)
-    assert f"Resuming from {cluster.folder}/server1/run/checkpoints/{newest.name}" in cluster.log("worker-0")
+    assert f"Resuming from {cluster.folder}/server1/run.server1/checkpoints/{newest.name}" in cluster.log("worker-0")
     assert cluster.summary["ok"]
 
 
@@ -177,6 +178,23 @@ def test_what_a_lost_host_had_goes_on_elsewhere(cluster: Cluster, gate: Gate) ->
     assert "worker:0: server1 is lost; it starts on server2" in run.text
     assert cluster.summary["restarts_by_task"] == {"ps:0": 1, "worker:0": 1} and cluster.summary["ok"]
     assert "has moved from" in cluster.log("worker-1")
+
+
+@pytest.mark.slow
+def test_a_ps_that_moved_and_is_killed_goes_on_in_its_own_ledger(cluster: Cluster, gate: Gate) -> None:
+    cluster.describe(1, 2)
+    gates = ("--gate", f"0:12:{gate.path}", "--gate", f"1:15:{gate.path}")
+    flags = ("--save-every", "5", "--workers", "2", "--chaos", "kill=ps:0@40")
+    run = cluster.run(*flags, "train.py", "--epochs", "2", *gates)
+    held = gate.arrivals(2)
+    cluster.wait_for_checkpoint()
+    cluster.lose("server1")
+    held["worker:1"].release()
+    gate.arrival().release()
+    run.ends_with(0)
+    assert "kill=ps:0@40 1x" in run.text and "ps:0 is back, with all that it knew" in cluster.log("ps-0")
+    moved = [path.name for path in (cluster.folder / "run" / "ledger").glob("ps-0.moved-*")]
+    assert moved == ["ps-0.moved-1.bin"] and verdict_of(cluster.folder / "run").is_ok
 
 
 @pytest.mark.slow

@@ -137,19 +137,25 @@ def test_a_name_that_its_own_host_takes_for_loopback_is_replaced() -> None:
     assert preflight._with_addresses(talks, {"a": debian})["a"].address == "server1"  # nobody else is there
 
 
-def test_the_table_and_the_matrix() -> None:
+class Dumb:
+    """Stands for a host that cannot look at itself."""
+
+    host, token = Host(name="b", target="b"), b""
+
+    def ask(self, question: Ask, timeout_s: float) -> Answer:
+        return Answer(at_s=0.0, error="/proc is not there")
+
+
+def test_a_host_that_cannot_look_at_itself_is_a_problem() -> None:
+    found = preflight._seen(cast(Talk, Dumb()), "b", 0, ())
+    assert found == Problem(where="b", sentence="b cannot be looked at: /proc is not there.", is_fatal=True)
+
+
+def test_the_matrix() -> None:
     report = Report(
         seen={"a": seen("a"), "b": seen("b", machine=changed(gpus=(CARD,), torch="2.13.0"))},
         links={("b", "a"): FAST},
-        problems=(Problem(where="b", sentence="A note."),),
     )
-    assert host_table.lines(report) == [
-        "host  address    paceline  torch       cores  memory  GPUs         clock",
-        "a     10.0.0.97  0.2.0     2.13.0+cpu  4      8.0 GB  no GPU       +0 ms ±0",
-        "b     10.0.0.98  0.2.0     2.13.0      4      8.0 GB  NVIDIA H200  +0 ms ±0",
-        "b - a: 118 and 117 MB/s, 0.20 ms",
-        "Note: A note.",
-    ]
     headers, rows = host_table.matrix(report)
     assert headers == ["from \\ to", "a", "b"]
     assert rows == [["a", "-", "117 MB/s, 0.20 ms"], ["b", "118 MB/s, 0.20 ms", "-"]]

@@ -13,6 +13,8 @@ from paceline.launchers.mirror import BLOCK_BYTES, Mirror, Piece, keep
 from paceline.telemetry.ledger import RECORD_BYTES, Kind, Ledger, problem
 from paceline.telemetry.ledger import read as read_ledger
 
+STEP = "step-00000100"
+
 
 class Pair:
     """A folder there, and its copy here."""
@@ -74,6 +76,12 @@ def test_telemetry_comes_in_whole_lines_until_the_end(pair: Pair) -> None:
     pair.mirror.finish()
     pair.carry()
     assert here.read_bytes().endswith(b'{"b":2}\nhalf')
+
+
+def test_a_piece_of_telemetry_ends_with_a_line(pair: Pair) -> None:
+    add(pair.there / "telemetry" / "ps-0.jsonl", b'{"of":"a ps"}\n' * (mirrors.PIECE_BYTES // 10))
+    pieces = pair.mirror.pieces(limit_bytes=mirrors.PIECE_BYTES * 9)
+    assert len(pieces) > 1 and all(piece.data.endswith(b"\n") for piece in pieces)
 
 
 def test_what_tensorboard_reads_comes_while_it_grows(pair: Pair) -> None:
@@ -174,13 +182,40 @@ def test_what_the_script_left_comes_at_the_end_and_the_rest_of_a_run_folder_neve
     (pair.there / "plots").mkdir()
     (pair.there / "plots" / "loss.png").write_bytes(b"p" * (mirrors.PIECE_BYTES + 1))
     (pair.there / "empty.txt").touch()
-    for name in ("secret", "config.json", "key.pem", ".hidden"):
+    for name in ("secret", "config.json", "key.pem"):
         (pair.there / name).write_text("x")
     assert pair.mirror.pieces() == []
     pair.mirror.finish()
     pair.carry()
     assert pair.same("plots/loss.png") and pair.same("empty.txt")
     assert sorted(path.name for path in pair.here.iterdir()) == ["empty.txt", "plots"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mine/logs/x.log", "logs/notes.txt", "checkpoints/best.pt", "checkpoints/mine/a.pt", "ledger/x", "telemetry/a"],
+)
+def test_no_name_of_ours_hides_what_the_script_left(pair: Pair, name: str) -> None:
+    path = pair.there / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    pair.mirror.finish()
+    pair.carry()
+    assert pair.same(name) and pair.mirror.left() == []
+
+
+def test_what_cannot_be_sent_is_named(pair: Pair) -> None:
+    (pair.there / "link.pt").symlink_to("/etc/hostname")
+    (pair.there / "folder").symlink_to("/etc")
+    (pair.there / ".hidden").touch()
+    inner = write_step(pair.there / "checkpoints", 100) / "mine" / "x"
+    inner.parent.mkdir()
+    inner.touch()
+    for ours in ("secret", ".coming-x", "checkpoints/.step-00000200.77-1"):
+        (pair.there / ours).touch()
+    pair.mirror.finish()
+    pair.carry()
+    assert pair.mirror.left() == [".hidden", "checkpoints/step-00000100/mine/x", "folder", "link.pt"]
 
 
 def test_what_is_known_already_is_skipped(pair: Pair) -> None:
@@ -206,7 +241,7 @@ def test_files_that_grow_do_not_wait_for_large_ones(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../x", "/etc/x", "logs/../../x", "", "logs/a/b", "secret", ".ssh", "checkpoints/a/b", "config.json"]
+    "path", ["../x", "/etc/x", "logs/../../x", "", "a/.b", "secret", ".ssh", f"checkpoints/{STEP}/a/b", "config.json"]
 )
 def test_nothing_is_written_elsewhere(tmp_path: Path, path: str) -> None:
     with pytest.raises(ProtocolError):

@@ -5,16 +5,23 @@ import json
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.cli.main import main as cli
 from paceline.cluster.hosts import Host
 from paceline.cluster.settings import Settings
+from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_USAGE, ClusterError
-from paceline.launchers import syncing
+from paceline.launchers import many, ssh, syncing
 from paceline.launchers.agent_frames import Hello, Ready
+from paceline.launchers.crew import Run
+from paceline.launchers.diagnosis import Seen
 from paceline.launchers.entry import Program
 from paceline.launchers.far import Far, lost_s
+from paceline.launchers.machine import Machine
+from paceline.launchers.preflight import Report
+from paceline.telemetry.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +84,55 @@ def test_what_is_no_code_is_not_packed(here: Path) -> None:
     with tarfile.open(fileobj=packed) as tar:
         files = {member.name for member in tar if member.isfile()}
     assert files == {"./train.py", "./lib/a.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "said"),
+    [
+        (96, "", "There is no script train.py on b (in there); --sync-code copies it there."),
+        (97, "", "b has no folder 'there'"),
+        (255, "ssh: connect to host b port 22: No route to host", "There is no way to b"),
+        (None, "", "b did not answer within"),
+    ],
+)
+def test_a_host_whose_script_is_not_seen_says_why(
+    code: int | None, stderr: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(name="b", target="b", folder="there")
+    monkeypatch.setattr(ssh, "run_on_all", lambda *_: [ssh.Answer(host=host, code=code, stderr=stderr)])
+    with pytest.raises(ClusterError) as refused:
+        many.check_scripts(Program(script="train.py"), [host])
+    assert str(refused.value).startswith(said)
+
+
+CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "b:2"]})
+A, B = Host(name="a", target="a"), Host(name="b", target="b")
+PLACED = {Task("ps", 0): A, Task("worker", 0): A, Task("worker", 1): B}
+
+
+def test_cards_are_looked_for_on_the_host_of_each_worker(here: Path) -> None:
+    settings = Settings(run_id="r", worker_device="/cpu:0,/job:worker/task:1/gpu:0", soft_placement=False)
+    run = Run(program=Program(script="x"), cluster=CLUSTER, settings=settings, paths=RunPaths(here), threads="1")
+    ready = {
+        name: Ready(host=name, cores=1, threads="1", cards=cards, run_dir="r", is_shared=True, spare_ports=[])
+        for name, cards in (("a", 0), ("b", 1))
+    }
+    many.check_cards(run, PLACED, ready)
+    with pytest.raises(ClusterError, match=r"^b: worker:1 is to compute on /gpu:0, and there is no GPU here"):
+        many.check_cards(run, PLACED, {**ready, "b": ready["a"]})
+
+
+def test_descriptors_are_counted_where_the_ps_is() -> None:
+    few = Machine(
+        name="a", system="Linux", python="3.11", executable="p", paceline="1", sources="s", torch="2", cores=2,
+        memory_mb=1.0, free_memory_mb=1.0, descriptors=50,
+    )  # fmt: skip
+    many_of_them = msgspec.structs.replace(few, descriptors=1000)
+    report = Report(seen={host.name: Seen(host=host, machine=few, address=host.name) for host in (A, B)})
+    with pytest.raises(ClusterError, match=r"needs about 54 descriptors, and a allows 50"):
+        many.check_descriptors(CLUSTER, PLACED, report)
+    report.seen["a"] = msgspec.structs.replace(report.seen["a"], machine=many_of_them)
+    many.check_descriptors(CLUSTER, PLACED, report)
 
 
 def test_nobody_copies_a_home_folder(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

@@ -228,10 +228,10 @@ def check_use(settings: Settings) -> None:
         raise UsageError(f"--gpu-memory-fraction is {fraction}; it must be above 0 and at most 1, such as 0.3.")
 
 
-def check_memory(settings: Settings, cluster: ClusterSpec, real: int) -> None:
-    """Refuse workers that take more of one card's memory at once than it has."""
+def check_memory(settings: Settings, cluster: ClusterSpec, real: int, workers: Sequence[Task] | None = None) -> None:
+    """Refuse workers that take more of one card's memory at once than it has; all of them where none are named."""
     use = GpuUse.of(settings)
-    for task in cluster.workers if real else ():
+    for task in (cluster.workers if workers is None else workers) if real else ():
         if pinned(settings, cluster, task, use.count(real)).kind == "GPU":
             check_share(use, sharing(settings, cluster, task, use.count(real), real))
 

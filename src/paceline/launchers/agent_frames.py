@@ -1,7 +1,8 @@
 """WHAT do a launcher and the agent of a host say to each other? Messages in frames, over the agent's stdin and stdout.
 
-Used by launchers/host_agent and launchers/far. Pure values; no pickle: msgpack of fixed shapes. Must never be printed:
-Hello holds the secret of the run, which is why it travels here and not in a command line.
+Used by launchers/host_agent, and here by launchers/many, launchers/far and launchers/far_host. Pure values; no
+pickle: msgpack of fixed shapes. Must never be printed: Hello holds the secret of the run, which is why it travels here
+and not in a command line.
 
 A frame is its length, four bytes, and a message. The agent begins with MAGIC, because a login shell may have said
 something before.
@@ -30,6 +31,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To an agent, first: the run."""
 
     version: str  # of paceline
+    host: str = ""  # what the launcher calls it
     settings: Settings
     program: Program
     ps: list[Task]
@@ -44,6 +46,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     environ: dict[str, str] = {}
     ports: list[int] = []  # of its tasks: held until they listen
     num_spare_ports: int = 0  # for tasks that come from a host that was lost
+    between: tuple[int, int] | None = None  # where those may lie
     silence_s: float = 30.0  # without a word from the launcher it is gone
 
     def __repr__(self) -> str:
@@ -93,7 +96,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """The run is over: send what is left, and go."""
+    """The run is over: send what is left. A second one, after Over: all has come, and nothing need stay there."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -128,7 +131,9 @@ class News(msgspec.Struct, frozen=True, tag=True):
 
 
 class Over(msgspec.Struct, frozen=True, tag=True):
-    """The last word of an agent: everything has been sent, and nothing runs."""
+    """The last word of an agent: everything has been sent, and nothing runs; its folder goes after another End."""
+
+    left: list[str] = []  # but for this, which cannot be sent: then the folder stays
 
 
 Told = Hello | Start | Signal | Forget | Put | Moved | Beat | End  # to an agent

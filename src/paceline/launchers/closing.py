@@ -1,6 +1,7 @@
 """HOW does a run end for its user? The text about a failed task, and the last block of `paceline run`.
 
-Called by launchers/local. Must never raise because a log or a report is missing, and must never print by itself.
+Called by launchers/supervisor, launchers/failures and launchers/crew, and for paths by whoever prints the first lines.
+Must never raise because a log or a report is missing, and must never print by itself.
 """
 
 import re

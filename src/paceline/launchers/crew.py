@@ -160,9 +160,9 @@ class Crew:
             del self._due_s[task]
             self.start(task)
 
-    def close(self) -> None:
-        """The run is over, and all processes have ended."""
-        self._starter.close()
+    def close(self) -> bool:
+        """The run is over, and all processes have ended; whether all that they left is in the run folder now."""
+        return self._starter.close()
 
 
 def size_bytes(path: Path) -> int:

@@ -1,6 +1,6 @@
 """ARE there enough descriptors? A ps holds a few for every worker; found out before the start, not in the middle.
 
-Called by launchers/local and launchers/serving. Raises the soft limit as far as the system allows.
+Called by launchers/local, launchers/many and launchers/serving. Raises the soft limit as far as the system allows.
 """
 
 import os
@@ -11,13 +11,18 @@ BASE = 40  # of a ps without workers: its log, its listeners, its memory, what P
 EACH_WORKER = 6  # its two connections, its slot and its sum, and room for one that comes back
 
 
+def needed(num_workers: int, cores: int) -> int:
+    """By a ps; it has an undo area a core."""
+    return BASE + cores + EACH_WORKER * num_workers
+
+
 def check(num_workers: int) -> None:
     """Raise UsageError when a ps could not serve so many workers."""
     try:
         import resource
     except ImportError:
         return  # no such limit here
-    need = BASE + (os.cpu_count() or 1) + EACH_WORKER * num_workers  # and an undo area a core
+    need = needed(num_workers, os.cpu_count() or 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return

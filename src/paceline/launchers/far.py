@@ -29,11 +29,13 @@ from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
 from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
 from paceline.launchers.restart import LOST
+from paceline.launchers.ssh import at_once
 from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
 READY_S = 30.0
 BEAT_S = 1.0
+NAMED = 5  # files, of many
 LOST_LEASES, LEAST_LOST_S = 3, 10.0
 STUCK_S = 60.0  # at the end: how long a host may live without sending anything of the run folder
 
@@ -47,6 +49,16 @@ def lost_s(settings: Settings) -> float:
     return max(LEAST_LOST_S, LOST_LEASES * settings.lease_s)
 
 
+def left_words(names: list[str]) -> str:
+    """What of a run folder could not be sent.
+
+    >>> left_words(["latest.pt"])
+    'hidden files and links are not sent, nor what cannot be read (latest.pt)'
+    """
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"hidden files and links are not sent, nor what cannot be read ({', '.join(names[:NAMED])}{more})"
+
+
 class Far:
     """The tasks of a run on many hosts; `addresses`: where each host is reached by the others."""
 
@@ -58,6 +70,7 @@ class Far:
         self._hosts: dict[str, FarHost] = {}
         self._begun: set[Task] = set()  # whoever was started before, where it is now
         self._at: dict[Task, str] = {}  # addresses of ps that moved
+        self._told: set[str] = set()  # hosts whose loss was told with a task's
         self._keeping = threading.Lock()
         self._is_over = threading.Event()
 
@@ -104,7 +117,7 @@ class Far:
         self._begun.discard(task)
         self._hosts[self._placed[task]].say(f.Forget(task))
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """All processes have ended: what the hosts have yet to send comes, and then their agents go."""
         for far in self._hosts.values():
             far.say(f.End())
@@ -113,24 +126,28 @@ class Far:
                 began_s = time.monotonic()
                 while not far.wait_until_over(BEAT_S):  # a silent one is lost, and then over, too
                     if time.monotonic() - max(began_s, far.news_s) > STUCK_S:
-                        print(
-                            f"paceline: {far.host.name} does not end; what it has not sent yet stays there.", flush=True
-                        )
                         break
         except KeyboardInterrupt:
             print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
+            self._told.update(self._hosts)
         self._close_all()
+        cut = [far for far in self._hosts.values() if not far.has_said_over and not far.is_shared]
+        for far in cut:
+            self._tell_cut(far)
+        for far in self._hosts.values():
+            if far.left and far.ready is not None:
+                print(f"paceline: {far.host.name} keeps {far.ready.run_dir}: {left_words(far.left)}.", flush=True)
+        return not cut
 
     def _close_all(self) -> None:
         self._is_over.set()
-        for far in self._hosts.values():
-            far.close()
+        at_once(FarHost.close, list(self._hosts.values()))
 
     def _watch(self) -> None:
         """Let all agents know that somebody is there, and see who is not."""
         limit_s = lost_s(self._run.settings)
         while not self._is_over.wait(BEAT_S):
-            for name, far in self._hosts.items():
+            for name, far in [(name, far) for name, far in self._hosts.items() if not far.is_lost]:
                 far.say(f.Beat())
                 silent_s = time.monotonic() - far.heard_s
                 if silent_s > limit_s:
@@ -149,6 +166,8 @@ class Far:
         """How many more tasks like this one a host takes; any number of ps, the fewer it has the better."""
         is_ps = task.job == "ps"
         if not far.host.has("ps" if is_ps else "worker"):
+            return 0
+        if is_ps and (far.ready is None or not far.ready.spare_ports):  # the file of hosts gives it few
             return 0
         there = [each for each, name in self._placed.items() if name == far.host.name and (each.job == "ps") == is_ps]
         busy = [each for each in there if each not in self.children.codes]  # who has ended leaves room
@@ -214,10 +233,19 @@ class Far:
         if chief is not far and chief.ready is not None and not chief.ready.is_shared:
             self._bring(chief, made)
 
+    def _tell_cut(self, far: FarHost) -> None:
+        """What it wrote last has not come; one that was lost with a task has been told of already."""
+        name = far.host.name
+        if name not in self._told:
+            print(f"paceline: {far.why or f'{name} does not end.'} What it has not sent yet stays there.", flush=True)
+        for task in [task for task, where in self._placed.items() if where == name]:
+            note_cut(self._run.paths.ledger(task))
+
     def _tell_lost(self, far: FarHost) -> None:
         """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
         tasks = far.tasks
         for task in tasks[:1]:
+            self._told.add(far.host.name)
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
-        for task in tasks if far.ready is not None and not far.ready.is_shared else []:
+        for task in tasks if far.ready is not None and not far.is_shared else []:
             note_cut(self._run.paths.ledger(task))

@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from signal import SIGKILL, Signals
+from typing import IO
 
 from paceline.cluster.hosts import Host
 from paceline.cluster.spec import Task
@@ -24,7 +25,6 @@ from paceline.launchers.restart import LOST
 AGENT = ("-P", "-m", "paceline.launchers.host_agent")
 END_S = 5.0
 EXIT_S = 1.0
-STDERR_BYTES = 16 << 10  # of what ssh and the agent say beside
 RUNNING = "running"
 
 
@@ -73,6 +73,8 @@ class FarHost:
         self.ready: Ready | None = None
         self.states: dict[str, str] = {}
         self.is_lost = False
+        self.has_said_over = False  # all that it had is here
+        self.left: list[str] = []  # but for this
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
         self.heard_s = self.news_s = time.monotonic()
@@ -80,10 +82,15 @@ class FarHost:
         self._lock = threading.Lock()
         self._tasks: dict[Task, FarProcess] = {}
         self._outbox: SimpleQueue[Told | Iterator[Piece] | None] = SimpleQueue()  # None: nothing comes any more
+        self._urgent: SimpleQueue[f.End | f.Signal] = SimpleQueue()  # goes before what is in the outbox
+        self._starting: set[Task] = set()  # whose Start is in the outbox
         self._stderr = bytearray()
         self._answered, self._over = threading.Event(), threading.Event()
+        self._is_agent, self._may_write = False, threading.Event()
         self._process = ssh.start(host, ssh.python_line(host, *AGENT))
-        for target in (self._read, self._write, self._read_stderr):
+        assert self._process.stderr is not None
+        ssh.listen(self._process.stderr, self._stderr)
+        for target in (self._read, self._write):
             threading.Thread(target=target, daemon=True, name=f"{target.__name__}-{host.name}").start()
 
     @property
@@ -92,8 +99,16 @@ class FarHost:
         with self._lock:
             return list(self._tasks)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it writes into the run folder itself."""
+        return self.ready is not None and self.ready.is_shared
+
     def say(self, message: Told) -> None:
-        """Send this, soon; nobody waits for it."""
+        """Send this, soon; nobody waits for it. The end, and a signal to who was started there, overtake files."""
+        if isinstance(message, f.End) or (isinstance(message, f.Signal) and message.task not in self._starting):
+            self._urgent.put(message)
+            message = f.Beat()  # by which it is seen
         self._outbox.put(message)
 
     def put(self, pieces: Iterator[Piece]) -> None:
@@ -116,6 +131,7 @@ class FarHost:
                 return process
             self._tasks[order.task] = process
             self.states.pop(str(order.task), None)
+            self._starting.add(order.task)
         self.say(order)
         return process
 
@@ -125,16 +141,20 @@ class FarHost:
             if self.is_lost:
                 return
             self.is_lost, self.why = True, why
-        self._on_lost(self)
-        with self._lock:
-            gone, self._tasks = dict(self._tasks), {}
-        for process in gone.values():
-            process.end(LOST)
-        self._answered.set()
-        self._over.set()
-        self._outbox.put(None)
-        with suppress(OSError):
-            self._process.kill()
+        try:
+            self._on_lost(self)
+        except OSError as error:
+            print(f"paceline: what is known of {self.host.name} could not be written down: {error}", flush=True)
+        finally:
+            with self._lock:
+                gone, self._tasks = dict(self._tasks), {}
+            for process in gone.values():
+                process.end(LOST)
+            self._answered.set()
+            self._over.set()
+            self._may_write.set()
+            self._outbox.put(None)
+            ssh.end(self._process)
 
     def wait_until_over(self, seconds: float) -> bool:
         """Whether its agent has said its last word, or is gone."""
@@ -143,12 +163,9 @@ class FarHost:
     def close(self) -> None:
         """Nothing of it is left here; there, its agent sees the end of its stdin."""
         self._over.set()
+        self._may_write.set()
         self._outbox.put(None)
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ssh.end(self._process, END_S)
 
     @property
     def said(self) -> str:
@@ -160,8 +177,9 @@ class FarHost:
         assert stream is not None
         why = ""
         try:
-            noise = f.skip_noise(stream)
-            while noise is not None and (message := f.read_heard(stream)) is not None:
+            self._is_agent = f.skip_noise(stream) is not None
+            self._may_write.set()
+            while self._is_agent and (message := f.read_heard(stream)) is not None:
                 self.heard_s = time.monotonic()
                 self._take(message)
         except (PacelineError, OSError, ValueError) as error:
@@ -186,6 +204,8 @@ class FarHost:
         elif isinstance(message, f.Refused):
             self.lose(f"{self.host.name}: {message.why}")
         elif isinstance(message, f.Over):
+            self.say(f.End())  # all of it is here: what is there may go
+            self.has_said_over, self.left = True, message.left
             self._over.set()
 
     def _why_it_ended(self) -> str:
@@ -200,17 +220,28 @@ class FarHost:
     def _write(self) -> None:
         stream = self._process.stdin
         assert stream is not None
+        is_ending = False
+        self._may_write.wait()  # whoever is no agent is told no secret
         with suppress(OSError, ValueError):
-            while (out := self._outbox.get()) is not None:
+            while self._is_agent and (out := self._outbox.get()) is not None:
                 for message in map(f.Put, out) if isinstance(out, Iterator) else [out]:
+                    is_ending = self._write_urgent(stream) or is_ending
+                    if is_ending and isinstance(message, f.Put):
+                        break  # nobody needs it any more
                     stream.write(f.frame(message))
                     stream.flush()
+                    if isinstance(message, f.Start):
+                        self._starting.discard(message.task)
         with suppress(OSError, ValueError):
             stream.close()
 
-    def _read_stderr(self) -> None:
-        stream = self._process.stderr
-        assert stream is not None
-        with suppress(OSError, ValueError):
-            while data := stream.read1(STDERR_BYTES):  # type: ignore[attr-defined]
-                self._stderr = (self._stderr + data)[-STDERR_BYTES:]
+    def _write_urgent(self, stream: IO[bytes]) -> bool:
+        """What does not wait for files that are on their way; whether the end is among it."""
+        is_end = False
+        with suppress(Empty):
+            while True:
+                message = self._urgent.get_nowait()
+                is_end = is_end or isinstance(message, f.End)
+                stream.write(f.frame(message))
+                stream.flush()
+        return is_end

@@ -1,12 +1,13 @@
 """HOW are a host's cards divided over the tasks that are started here? What each worker gets, told beforehand.
 
-Called by launchers/local and launchers/crew. cluster/pinning decides; in a worker worker/torch_devices makes it true.
-Must never start CUDA, nor import torch: whoever has asked the driver cannot fork tasks that use it.
+Called by launchers/local and launchers/many, here and there by launchers/here. cluster/pinning decides; in a worker
+worker/torch_devices makes it true. Must never start CUDA, nor import torch: whoever has asked the driver cannot fork
+tasks that use it.
 """
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import CPU, VISIBLE, GpuUse, Hardware, check_memory, parse, pinned, visible
@@ -53,16 +54,17 @@ def cards(environ: Mapping[str, str] | None = None) -> int:
     return len(visible((os.environ if environ is None else environ).get(VISIBLE), present()))
 
 
-def check(settings: Settings, cluster: ClusterSpec, num_cards: int) -> None:
-    """Refuse before anything starts what no worker could do: soft placement replaces it, if it may."""
-    check_memory(settings, cluster, num_cards)
+def check(settings: Settings, cluster: ClusterSpec, num_cards: int, workers: Sequence[Task] | None = None) -> None:
+    """Refuse before anything starts what no worker could do: soft placement replaces it, if it may. `workers`: those of
+    the host with these cards; all of them where nothing is said."""
+    check_memory(settings, cluster, num_cards, workers)
     use = GpuUse.of(settings)
     if use.is_soft:
         return
     if use.virtual and not num_cards:
         raise UsageError("--virtual-gpus needs a card to be on, and none is visible here; leave it out.")
     there = Hardware(num_cards, use)
-    for task in cluster.workers:
+    for task in cluster.workers if workers is None else workers:
         device = pinned(settings, cluster, task, there.count)
         if not there.has(device):
             have = f"/gpu:0 to /gpu:{there.count - 1}" if there.count else "no GPU"

@@ -52,8 +52,8 @@ class Starter(Protocol):
     def forget(self, task: Task) -> None:
         """The next start of this ps is an empty one."""
 
-    def close(self) -> None:
-        """The run is over, and all processes have ended."""
+    def close(self) -> bool:
+        """The run is over, and all processes have ended; whether all that they left is in the run folder now."""
 
 
 class Here:
@@ -87,11 +87,12 @@ class Here:
         if task in self._keepers:
             self._keepers[task].forget()
 
-    def close(self) -> None:
+    def close(self) -> bool:
         for each in self._keepers.values():
             each.close()
         if self._nursery is not None:
             self._nursery.close()
+        return True
 
 
 def environ(around: Mapping[str, str], threads: str) -> dict[str, str]:

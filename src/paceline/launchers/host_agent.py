@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 import msgspec
@@ -71,10 +71,15 @@ class Folder:
     def __init__(self, hello: Hello) -> None:
         self.is_shared = Path(hello.run_dir, hello.token).exists()
         is_private = Path(hello.run_dir).is_absolute() and not self.is_shared  # the launcher's path means nothing here
-        self.paths = RunPaths(f"runs/{hello.settings.run_id}" if is_private else hello.run_dir)
+        root = f"runs/{hello.settings.run_id}" if is_private else hello.run_dir
+        own = f".{hello.host}" if hello.host and not self.is_shared else ""  # hosts may share a home, and no run folder
+        self.paths = RunPaths(f"{root}{own}")
         self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()
+
+    def make(self, hello: Hello) -> None:
+        """Have it here; whatever fails from now on, hide() and remove() come."""
         self.paths.create()
         if not self.is_shared:
             put_aside(self.paths)  # of an earlier run in this folder
@@ -102,15 +107,18 @@ class Folder:
         return bool(pieces)
 
     def finish(self, speech: Speech) -> None:
-        """Send everything, and then nothing is left here that was not here before."""
+        """Send everything; whether it arrives is for the launcher to say."""
         with self._lock:
             self._mirror.finish()
         while self.report(speech, with_large=True):
             pass
-        self.remove()
+
+    def left(self) -> list[str]:
+        """What cannot be sent, and stays."""
+        return [] if self.is_shared or self.paths.root not in self._made else self._mirror.left()
 
     def remove(self) -> None:
-        """Nothing that is only here is lost with it."""
+        """Nothing is left here that was not here before; never before all of it lies at the launcher's."""
         if not self.is_shared and self.paths.root in self._made:
             shutil.rmtree(self.paths.root, ignore_errors=True)
         with suppress(OSError):  # others may have runs there
@@ -126,16 +134,15 @@ class Folder:
 class Agent:
     """The tasks of this host, as the launcher orders them."""
 
-    def __init__(self, hello: Hello, speech: Speech) -> None:
+    def __init__(self, hello: Hello, speech: Speech, folder: Folder) -> None:
         self._hello = hello
+        self.folder = folder
         self._speech = speech
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._heard_s = time.monotonic()
         self._is_over = threading.Event()
         self._has_started = False
         self._held = ports.Reserved()
-        check_script(hello)
-        self.folder = Folder(hello)
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
         self._cores = machine.cores()
@@ -156,7 +163,7 @@ class Agent:
             cards=self._cards,
             run_dir=str(self.folder.paths.root),
             is_shared=self.folder.is_shared,
-            spare_ports=self._held.anywhere(self._hello.num_spare_ports),
+            spare_ports=self._held.anywhere(self._hello.num_spare_ports, self._hello.between),
         )
 
     def obey(self, stdin: BinaryIO) -> bool:
@@ -231,6 +238,8 @@ class Agent:
         self.leave()
         if not self._is_over.wait(4 * STOP_S):
             self.children.kill()
+            with suppress(OSError):
+                self.folder.hide()
             os._exit(EXIT_CLUSTER)
 
     def _wait(self) -> None:
@@ -259,10 +268,22 @@ class Agent:
         self._held.release()
         if is_over:
             self.folder.finish(self._speech)
-            self._speech.say(f.Over())
+            left = self.folder.left()
+            self._speech.say(f.Over(left))
+            if self._is_received() and not left:
+                self.folder.remove()
         elif not self._has_started:
             self.folder.remove()
         self._is_over.set()
+
+    def _is_received(self) -> bool:
+        """Whether the launcher says, by a second End, that all has come; this may be the only copy else."""
+        deadline = time.monotonic() + self._hello.silence_s
+        with suppress(Empty):
+            while (order := self._orders.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+                if isinstance(order, f.End):
+                    return True
+        return False
 
     def _until_gone(self, seconds: float) -> None:
         """Exits are taken by another thread."""
@@ -290,11 +311,16 @@ def main() -> int:
     hello = f.read_told(stdin)
     if not isinstance(hello, Hello):
         return EXIT_OK
+    folder, agent = None, None
     try:
         check_version(hello)
-        agent = Agent(hello, speech)
+        check_script(hello)
+        folder = Folder(hello)
+        folder.make(hello)
+        agent = Agent(hello, speech, folder)
         speech.say(agent.ready())
     except (PacelineError, OSError) as error:
+        clean_up(folder, agent)
         speech.say(f.Refused(str(error)))
         return EXIT_CLUSTER
     signal.signal(signal.SIGTERM, lambda *_: agent.leave())
@@ -303,6 +329,15 @@ def main() -> int:
     finally:
         agent.folder.hide()
     return EXIT_OK
+
+
+def clean_up(folder: Folder | None, agent: Agent | None) -> None:
+    """Of an agent that refuses nothing stays: no process, no key, no folder."""
+    if agent is not None:
+        agent.end(is_over=False)
+    if folder is not None:
+        folder.hide()
+        folder.remove()
 
 
 def check_script(hello: Hello) -> None:

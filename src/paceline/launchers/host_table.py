@@ -1,33 +1,14 @@
-"""HOW are hosts shown? A row a host, the ways between them, and what is worth knowing.
+"""HOW are hosts shown? What each is and has, and the ways between them.
 
-Called by `paceline run` on several hosts and `paceline doctor`. Pure: what was seen comes in, text goes out.
+Called by `paceline doctor`. Pure: what was seen comes in, text goes out.
 """
 
 import math
 
-from paceline.launchers.diagnosis import Seen, cards_of
+from paceline.launchers.diagnosis import Seen
 from paceline.launchers.links import Link
 from paceline.launchers.machine import MB, Gpu, Machine
 from paceline.launchers.preflight import Report
-
-HEADERS = ("host", "address", "paceline", "torch", "cores", "memory", "GPUs", "clock")
-
-
-def rows(report: Report) -> list[list[str]]:
-    """The hosts below HEADERS: what a run needs to know."""
-    return [
-        [
-            name,
-            seen.address,
-            seen.machine.paceline,
-            seen.machine.torch or "none",
-            str(seen.machine.cores),
-            f"{seen.machine.memory_mb / 1e3:.1f} GB",
-            cards_of(seen.machine),
-            clock_words(seen),
-        ]
-        for name, seen in report.seen.items()
-    ]
 
 
 def facts(machine: Machine) -> dict[str, str]:
@@ -123,12 +104,3 @@ def link_words(link: Link | str) -> str:
         return link
     there, back = rate_words(link.sent_bytes_per_s), rate_words(link.received_bytes_per_s)
     return f"{there} and {back} MB/s, {link.latency_ms:.2f} ms"
-
-
-def lines(report: Report) -> list[str]:
-    """The table of hosts, the ways between them, and what is worth knowing, for people."""
-    table = [list(HEADERS), *rows(report)]
-    widths = [max(len(each[column]) for each in table) for column in range(len(HEADERS))]
-    told = ["  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip() for each in table]
-    told += [f"{a} - {b}: {link_words(link)}" for (a, b), link in report.links.items()]
-    return told + [f"Note: {problem.sentence}" for problem in report.problems if not problem.is_fatal]

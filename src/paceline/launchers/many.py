@@ -22,7 +22,7 @@ from paceline.cluster.hosts import Host, joined, tasks_on
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, ClusterError, UsageError
-from paceline.launchers import closing, gpus, local, preflight, ssh, syncing
+from paceline.launchers import closing, descriptors, gpus, local, preflight, ssh, syncing
 from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import THREADS, Program, check_program
@@ -38,6 +38,7 @@ from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 Placed = dict[Task, Host]
+NO_SCRIPT = 96  # an exit code, beside those of launchers/ssh
 MORE_SILENCE_S = 5.0  # an agent waits for longer than the launcher, which then knows first
 
 
@@ -56,6 +57,7 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
     report.check()
     cluster = report.cluster(placed)
     check(request.settings, cluster)
+    check_descriptors(cluster, placed, report)
     code = syncing.code_of(request.program, Path.cwd())
     used = list({host.name: host for host in placed.values()}.values())
     program = code.program if hosts.sync_code else program_there(request.program)
@@ -73,6 +75,12 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
                 told = {host.name: hello(made, program, placed, host, token) for host in used}
                 ready = far.open(used, told)
         except ClusterError as error:
+            write_failure(made.settings, made.cluster, paths, str(error))
+            raise
+        try:
+            check_cards(made, placed, ready)
+        except ClusterError as error:
+            far.close()
             write_failure(made.settings, made.cluster, paths, str(error))
             raise
         local.write_cluster(made, {task: runs_on(made, task, host, ready) for task, host in placed.items()})
@@ -131,11 +139,37 @@ def check_scripts(program: Program, hosts: Sequence[Host]) -> None:
     if program.is_module:
         return
     script = shlex.quote(program.script)
-    lines = {host.name: f"cd {ssh.quoted_path(host.folder)} && test -f {script}" for host in hosts}
-    lacking = [answer.host for answer in ssh.run_on_all(lines, hosts) if answer.code]
-    if lacking:
+    lines = {
+        host.name: f"cd {ssh.quoted_path(host.folder)} || exit {ssh.NO_FOLDER}; test -f {script} || exit {NO_SCRIPT}"
+        for host in hosts
+    }
+    answers = ssh.run_on_all(lines, hosts)
+    ssh.check([answer for answer in answers if answer.code != NO_SCRIPT])
+    if lacking := [answer.host for answer in answers if answer.code == NO_SCRIPT]:
         told = ", ".join(f"{host.name} (in {host.folder})" for host in lacking)
         raise ClusterError(f"There is no script {program.script} on {told}; --sync-code copies it there.")
+
+
+def check_descriptors(cluster: ClusterSpec, placed: Placed, report: Report) -> None:
+    """ClusterError where a host's ps could not serve so many workers."""
+    for name in sorted({placed[task].name for task in cluster.ps}):
+        machine = report.seen[name].machine
+        need = descriptors.needed(len(cluster.workers), machine.cores)
+        if machine.descriptors is not None and machine.descriptors < need:
+            raise ClusterError(
+                f"A ps with {len(cluster.workers)} worker(s) needs about {need} descriptors, and {name} allows "
+                f"{machine.descriptors}; raise it there (ulimit -n {need}) or start fewer workers."
+            )
+
+
+def check_cards(run: Run, placed: Placed, ready: Mapping[str, Ready]) -> None:
+    """ClusterError where a host's workers could not have the devices that were asked for."""
+    for name, told in ready.items():
+        workers = [task for task in run.cluster.workers if placed[task].name == name]
+        try:
+            gpus.check(run.settings, run.cluster, told.cards, workers)
+        except UsageError as error:
+            raise ClusterError(f"{name}: {error}") from None
 
 
 def _is_below(program: Program) -> bool:
@@ -151,6 +185,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
     workers = [task for task in tasks_on(placed, host) if task in run.started]
     return Hello(
         version=VERSION,
+        host=host.name,
         settings=run.settings,
         program=program,
         ps=run.cluster.ps,
@@ -165,6 +200,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
         environ={name: os.environ[name] for name in (NURSERY,) if name in os.environ},
         ports=[int(run.cluster.address(task).rpartition(":")[2]) for task in tasks_on(placed, host)],
         num_spare_ports=len(run.cluster.ps),
+        between=host.ports,
         silence_s=lost_s(run.settings) + MORE_SILENCE_S,
     )
 

@@ -1,6 +1,6 @@
 """HOW does a run folder on another host come back? Piece by piece, while it grows; `keep` puts a piece in its place.
 
-Called by launchers/host_agent and launchers/ray_tasks, which send pieces in order, and on the driver by who hears them.
+Called by launchers/host_agent and launchers/actors, which send pieces in order, and on the driver by who hears them.
 Must never make a checkpoint look complete before it is, and never write outside of the run folder.
 
 - logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines,
@@ -8,13 +8,15 @@ Must never make a checkpoint look complete before it is, and never write outside
 - a ledger is a mapped file, longer than what was written, and a ps that was started again goes back in it: whole
   records, at their place; what was sent and has changed since is sent again.
 - a checkpoint is carried when it is complete, the newest first, MANIFEST.json last: then it gets its name.
-- any other file that the script left in the folder is carried whole, after finish().
+- any other file that the script left in the folder, wherever, is carried whole, after finish(); no hidden ones and no
+  links, because they could lead out of the folder: `left` names them.
 """
 
 import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
+from enum import Enum
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -31,8 +33,20 @@ LIMIT_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10  # of a ledger; a multiple of its records
 LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
 TENSORBOARD, EVENTS = "tensorboard", "tfevents"
+GROWING = {LOGS: ".log", TELEMETRY: ".jsonl"}
 COMING = ".coming-"  # how the name of what is not complete yet begins
+STEP_DRAFT, SUMMARY_DRAFT = ".step-", ".summary.json."  # and of what is not written to its end
 OWN = {"config.json", "cluster.json", "summary.json", "secret", moved.FILE, moved.LOCK, CERTIFICATE, PRIVATE_KEY}
+
+
+class Kind(Enum):
+    """How a file of a run folder is carried."""
+
+    GROWS = "what is new of it"
+    LEDGER = "its records"
+    CHECKPOINT = "with the others of its folder"
+    OTHER = "whole, at the end"
+    NEVER = "not at all"
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -42,6 +56,9 @@ class Piece(msgspec.Struct, frozen=True):
     offset: int
     data: bytes
     is_last: bool = False  # of a file that is carried whole
+
+
+Coming = tuple[Path, Iterator[Piece]]
 
 
 class Mirror:
@@ -57,7 +74,8 @@ class Mirror:
         self._blocks: dict[Path, list[bytes]] = {}  # of ledgers: the digests of what was sent
         self._cut: set[Path] = set()  # ledgers of which less is true than was sent
         self._carried: dict[Path, object] = {}  # by what one sees that it has changed
-        self._coming: Iterator[Piece] | None = None  # a checkpoint, or another file, that is on its way
+        self._coming: Coming | None = None  # a checkpoint, or another file, that is on its way
+        self._half: set[Path] = set()  # what could not be read to its end
         self._is_over = False
 
     def skip(self, names: Collection[str] | None = None) -> None:
@@ -100,16 +118,18 @@ class Mirror:
         for path in self._ledgers():
             yield from self._written(path)
         while with_large and (coming := self._coming or self._next_large()) is not None:
-            self._coming = coming
-            while (piece := next(coming, None)) is not None:  # it goes on at the next call, if this one ends here
+            self._coming, (path, rest) = coming, coming
+            while (piece := next(rest, None)) is not None:  # it goes on at the next call, if this one ends here
+                (self._half.discard if piece.is_last else self._half.add)(path)
                 yield piece
             self._coming = None
 
     def _grown(self, path: Path) -> Iterator[Piece]:
         is_lines = path.parent.name == TELEMETRY and not self._is_over
         while data := _read(path, self._from(path)):
-            if is_lines and len(data) < PIECE_BYTES:
-                data = data[: data.rfind(b"\n") + 1]
+            end = data.rfind(b"\n") + 1
+            if is_lines and (end or len(data) < PIECE_BYTES):  # a line may be longer than a piece
+                data = data[:end]
             if not data:
                 return
             offset = self._from(path)
@@ -154,27 +174,43 @@ class Mirror:
             self._cut.add(path)
             del known[first:]
 
-    def _next_large(self) -> Iterator[Piece] | None:
+    def _next_large(self) -> Coming | None:
         """What is carried next: it counts as carried from here on, though it may be removed on its way."""
         for folder in self._checkpoints():
             if self._carried.get(folder) != (manifest := _manifest(folder)):
                 self._carried[folder] = manifest
-                return whole(folder, self._name(folder))
+                return self._begin(folder)
         for path in self._others() if self._is_over else []:
             if self._carried.get(path) != (stamp := _stamp(path)):
                 self._carried[path] = stamp
-                return whole(path, self._name(path))
+                return self._begin(path)
         return None
+
+    def _begin(self, path: Path) -> Coming:
+        self._half.add(path)
+        return path, whole(path, self._name(path))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
 
+    def left(self) -> list[str]:
+        """After the last piece: what of the folder was not sent, and is not ours; only here it can be found."""
+        half = [path for path in self._half if path.exists()]
+        return sorted(map(self._name, [*half, *filter(self._is_left, self._all())]))
+
+    def _is_left(self, path: Path) -> bool:
+        parts, kind = path.relative_to(self._root).parts, kind_of(path.relative_to(self._root).parts)
+        if kind is Kind.NEVER:
+            return not is_ours(parts)
+        return kind is Kind.OTHER and (path.is_symlink() or not path.is_file())
+
     def _growing(self) -> list[Path]:
-        logs, told = (self._root / LOGS).glob("*.log"), (self._root / TELEMETRY).glob("*.jsonl")
-        return [*sorted(logs), *sorted(told), *sorted((self._root / TENSORBOARD).glob(f"*{EVENTS}*"))]
+        found = [path for name in (LOGS, TELEMETRY, TENSORBOARD) for path in sorted((self._root / name).glob("*"))]
+        return [path for path in found if kind_of((path.parent.name, path.name)) is Kind.GROWS]
 
     def _ledgers(self) -> list[Path]:
-        return sorted((self._root / LEDGERS).glob("*.bin"))
+        found = sorted((self._root / LEDGERS).glob("*"))
+        return [path for path in found if kind_of((LEDGERS, path.name)) is Kind.LEDGER]
 
     def _checkpoints(self) -> list[Path]:
         """The complete ones, the newest first."""
@@ -183,14 +219,16 @@ class Mirror:
 
     def _others(self) -> list[Path]:
         """What a script has put into the run folder by itself."""
+        files = [path for path in self._all() if path.is_file() and not path.is_symlink()]
+        return [path for path in files if kind_of(path.relative_to(self._root).parts) is Kind.OTHER]
+
+    def _all(self) -> list[Path]:
+        """Everything in the folder that is no folder itself."""
         found = []
         for folder, inner, names in os.walk(self._root):
-            is_top = Path(folder) == self._root
-            known = {LOGS, TELEMETRY, LEDGERS, CHECKPOINTS} if is_top else set()
-            inner[:] = sorted(name for name in inner if name not in known and not name.startswith("."))
-            own = OWN if is_top else {name for name in names if is_growing(Path(folder, name))}
-            mine = [name for name in sorted(names) if not name.startswith(".") and name not in own]
-            found += [path for name in mine if (path := Path(folder, name)).is_file() and not path.is_symlink()]
+            inner.sort()
+            links = [name for name in inner if Path(folder, name).is_symlink()]
+            found += [Path(folder, name) for name in sorted([*names, *links])]
         return found
 
 
@@ -214,13 +252,14 @@ def keep(root: Path | str, piece: Piece) -> Path | None:
     """Put a piece where it belongs; a checkpoint that is complete with it comes back, when it has its name."""
     parts = _parts(piece.path)
     path = Path(root, *parts)
-    if parts[0] == CHECKPOINTS:
+    kind = kind_of(parts)
+    if kind is Kind.CHECKPOINT:
         return _keep_checkpoint(path, piece)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if is_growing(path):
+    if kind is Kind.GROWS:
         with path.open("ab") as file:
             file.write(piece.data)
-    elif parts[0] == LEDGERS:
+    elif kind is Kind.LEDGER:
         _put(path, piece)
     else:
         draft = path.with_name(COMING + path.name)
@@ -230,13 +269,32 @@ def keep(root: Path | str, piece: Piece) -> Path | None:
     return None
 
 
-def is_growing(path: Path) -> bool:
-    """Whether a file of the run folder is one that is only added to.
+def kind_of(parts: tuple[str, ...]) -> Kind:
+    """How the file at this path below a run folder is carried; both sides ask.
 
-    >>> is_growing(Path("logs/ps-0.log")), is_growing(Path("tensorboard/notes.txt"))
-    (True, False)
+    >>> kind_of(("logs", "ps-0.log")).name, kind_of(("mine", "logs", "ps-0.log")).name
+    ('GROWS', 'OTHER')
+    >>> kind_of(("checkpoints", "step-00000010", "MANIFEST.json")).name, kind_of(("checkpoints", "best.pt")).name
+    ('CHECKPOINT', 'OTHER')
     """
-    return path.parent.name in (LOGS, TELEMETRY) or (path.parent.name == TENSORBOARD and EVENTS in path.name)
+    top, name, depth = parts[0], parts[-1], len(parts)
+    if any(part.startswith(".") for part in parts) or (depth == 1 and top in OWN):
+        return Kind.NEVER
+    if top == CHECKPOINTS and depth > 2 and step_of(Path(parts[1])) is not None:
+        return Kind.CHECKPOINT if depth == 3 else Kind.NEVER
+    if depth == 2 and (name.endswith(GROWING.get(top, "/")) or (top == TENSORBOARD and EVENTS in name)):
+        return Kind.GROWS
+    return Kind.LEDGER if depth == 2 and top == LEDGERS and name.endswith(".bin") else Kind.OTHER
+
+
+def is_ours(parts: tuple[str, ...]) -> bool:
+    """Whether what is never carried is known where it would be carried to, or is half of something.
+
+    >>> is_ours(("secret",)), is_ours(("checkpoints", ".step-00000010.77-1", "state.json")), is_ours((".notes",))
+    (True, True, False)
+    """
+    is_draft = any(part.startswith((COMING, SUMMARY_DRAFT)) for part in parts)
+    return is_draft or parts[0] in OWN or (parts[0] == CHECKPOINTS and parts[1].startswith(STEP_DRAFT))
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -244,11 +302,8 @@ def _parts(text: str) -> tuple[str, ...]:
     path = PurePosixPath(text)
     parts = path.parts
     is_strange = path.is_absolute() or not parts or any(part.startswith(".") or "\0" in part for part in parts)
-    if is_strange or (len(parts) == 1 and parts[0] in OWN):
+    if is_strange or kind_of(parts) is Kind.NEVER:
         raise ProtocolError(f"a piece of {text!r}, which is no file that a host may send")
-    lengths = {LOGS: 2, TELEMETRY: 2, LEDGERS: 2, CHECKPOINTS: 3}
-    if parts[0] in lengths and len(parts) != lengths[parts[0]]:
-        raise ProtocolError(f"a piece of {text!r}, which is no file of {parts[0]}/")
     return parts
 
 

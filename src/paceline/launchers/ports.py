@@ -1,12 +1,14 @@
-"""WHERE may tasks listen? Free loopback addresses for new tasks, and whether given ones are free here.
+"""WHERE may tasks listen? Free addresses of this host, held for tasks to come, and whether given ones are free here.
 
-Called by launchers/local before anything starts. Must never listen or connect: it only binds, and lets go.
+Called by launchers/local before anything starts, and on other hosts by launchers/host_agent. Must never listen or
+connect: it only binds, and lets go.
 """
 
 import errno
 import socket
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 from paceline.cluster.listening import by_whom
 from paceline.cluster.spec import split_address
@@ -39,20 +41,28 @@ class Reserved:
     def hold(self, ports: Iterable[int]) -> None:
         """Hold these ports at every interface of this host; UsageError when somebody has one."""
         for port in ports:
-            self._bind_anywhere(port)
+            try:
+                self._bind_anywhere(port)
+            except OSError as error:
+                raise UsageError(f"Port {port} cannot be had ({error.strerror}){by_whom(port)}; start again.") from None
 
-    def anywhere(self, count: int) -> list[int]:
-        """Return so many ports that are free at every interface of this host."""
-        return [self._bind_anywhere(0) for _ in range(count)]
+    def anywhere(self, count: int, between: tuple[int, int] | None = None) -> list[int]:
+        """Return so many ports that are free at every interface of this host; fewer, where `between` has no more."""
+        if between is None:
+            return [self._bind_anywhere(0) for _ in range(count)]
+        held = {holder.getsockname()[1] for holder in self._sockets}  # a second socket of ours would be let in
+        found: list[int] = []
+        for port in range(between[0], between[1] + 1):
+            if len(found) < count and port not in held:
+                with suppress(OSError):
+                    found.append(self._bind_anywhere(port))
+        return found
 
     def _bind_anywhere(self, port: int) -> int:
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._sockets.append(holder)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind(("", port))
-        except OSError as error:
-            raise UsageError(f"Port {port} cannot be had ({error.strerror}){by_whom(port)}; start again.") from None
+        holder.bind(("", port))
         return int(holder.getsockname()[1])
 
     def before_start(self) -> None:

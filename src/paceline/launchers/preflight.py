@@ -1,6 +1,6 @@
 """CAN these hosts form a cluster? All of them are asked at once, before anything starts, in a few seconds.
 
-Called by whoever starts tasks on other hosts, and by `paceline doctor`. Must never start a task, leave a process on a
+Called by launchers/many, and by `paceline doctor`. Must never start a task, leave a process on a
 host, nor let one host that does not answer hide what is wrong with the others.
 
     1. every host: ssh, its python, its paceline, `launchers/probe` (versions, cores, cards, free ports)
@@ -108,7 +108,9 @@ def _seen(talk: Talk, address: str, num_ports: int, given: tuple[int, ...]) -> S
         clock_s, within_s = min((_clock(talk) for _ in range(CLOCKS)), key=lambda each: each[1])
     except ClusterError as error:
         return Problem(where=host.name, sentence=str(error), is_fatal=True)
-    assert told.machine is not None
+    if told.machine is None:
+        why = told.error or "it says nothing about itself"
+        return Problem(where=host.name, sentence=f"{host.name} cannot be looked at: {why}.", is_fatal=True)
     return Seen(
         host=host,
         machine=told.machine,

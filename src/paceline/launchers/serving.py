@@ -75,11 +75,11 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             except msgspec.MsgspecError as error:
                 raise ProtocolError(f"a report that is no JSON: {error}") from error
 
-    if assignment.at is not None and paths is not None:
-        ledgers.set_predecessor_aside(paths.root, task)
     descriptors.check(len(assignment.cluster.workers))
     service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
     core = service.core
+    if assignment.at is not None and paths is not None and core.ledger_position() is None:  # its own else
+        ledgers.set_predecessor_aside(paths.root, task)
     if settings.ledger and paths is not None:
         try:
             core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))

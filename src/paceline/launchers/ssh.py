@@ -1,19 +1,21 @@
 """HOW does a command run on another host? The system's own `ssh`, with the user's keys, agent and ~/.ssh/config.
 
-Called by launchers/preflight and by whoever starts tasks on other hosts. PACELINE_SSH holds another command and its
-options (`ssh -F my_config`). Must never ask for a password, nor put a secret into a command line: secrets go to stdin.
-A host that is this machine (localhost) takes the same command without ssh.
+Called by launchers/talk, launchers/preflight, launchers/syncing, launchers/many and launchers/far_host.
+PACELINE_SSH holds another command and its options (`ssh -F my_config`). Must never ask for a password, nor put a secret
+into a command line: secrets go to stdin. A host that is this machine (localhost) takes the same command without ssh.
 """
 
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -31,7 +33,15 @@ OPTIONS = (
     "-oConnectionAttempts=1",
     "-oServerAliveInterval=5",  # a host that went away is noticed within 15 s
     "-oServerAliveCountMax=3",
+    "-oControlMaster=no",  # ours neither ends with a shared connection of the user's, nor keeps one
+    "-oControlPath=none",
+    "-oClearAllForwardings=yes",  # two connections to a host cannot have the same ones
+    "-oRemoteCommand=none",
 )
+LINE_BYTES = 1 << 20  # of what a host says, in a line
+SAID_BYTES = 16 << 10  # of what it says beside: the end of it
+GONE_S = 5.0  # what was killed is gone then
+REST_S = 1.0  # and what it said is here
 NO_FOLDER, NO_PYTHON, SSH_FAILED = 97, 98, 255  # exit codes of the line that we send, and ssh's own
 
 A = TypeVar("A")
@@ -114,6 +124,7 @@ def start(host: Host, line: str, options: Sequence[str] = ()) -> subprocess.Pope
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            cwd=os.path.expanduser("~") if host.is_here and host.folder else None,  # where ssh would begin
         )
     except OSError as error:
         name = command(host, line)[0]
@@ -133,8 +144,7 @@ def run_on_all(
             out, err = process.communicate((inputs or {}).get(host.name, b""), timeout=timeout_s)
             code: int | None = process.returncode
         except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
+            out, err = _rest(process)
             code = None
         seconds = time.monotonic() - begun_s
         return Answer(host=host, code=code, stdout=out, stderr=text_of(err), seconds=seconds)
@@ -145,9 +155,46 @@ def run_on_all(
         return at_once(finish, hosts)
     finally:
         for process in started.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> None:
+    """Nothing of it runs here any more: it may take so long by itself, then it is killed, with all that it started.
+    Its pipes are closed by whoever reads them."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience_s)
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GONE_S)
+
+
+def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """End it; what it had said so far. Somebody who has left its process group may hold its pipes for ever."""
+    end(process)
+    try:
+        return process.communicate(timeout=REST_S)
+    except subprocess.TimeoutExpired as late:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        return late.output or b"", late.stderr or b""
+
+
+def listen(stream: IO[bytes], said: bytearray) -> threading.Thread:
+    """Read to the end, so that nobody ever waits for us, and keep the last part in `said`."""
+
+    def read() -> None:
+        with suppress(OSError, ValueError), stream:
+            while data := stream.read1(SAID_BYTES):  # type: ignore[attr-defined]
+                said.extend(data)
+                del said[:-SAID_BYTES]
+
+    thread = threading.Thread(target=read, daemon=True, name="listen")
+    thread.start()
+    return thread
 
 
 def at_once(call: Callable[[A], B], items: Sequence[A]) -> list[B]:
@@ -177,17 +224,23 @@ def at_once(call: Callable[[A], B], items: Sequence[A]) -> list[B]:
 
 def addresses(hosts: Sequence[Host], timeout_s: float = 5.0) -> dict[str, str]:
     """Where tasks of other hosts reach each: its own word, else the hostname that `ssh -G` resolves its target to."""
-    asked = {host.name: _asked(host) for host in hosts if not host.address and not host.is_here}
+    asked: dict[str, subprocess.Popen[bytes]] = {}
     found = {}
-    for host in hosts:
-        found[host.name] = host.address or "127.0.0.1"
-        if (process := asked.get(host.name)) is not None:
-            try:
-                out, _ = process.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, _ = process.communicate()
-            found[host.name] = hostname_of(text_of(out)) or _bare(host)
+    try:
+        for host in hosts:
+            if not host.address and not host.is_here:
+                asked[host.name] = _asked(host)
+        for host in hosts:
+            found[host.name] = host.address or "127.0.0.1"
+            if (process := asked.get(host.name)) is not None:
+                try:
+                    out, _ = process.communicate(timeout=timeout_s)
+                except subprocess.TimeoutExpired:
+                    out, _ = _rest(process)
+                found[host.name] = hostname_of(text_of(out)) or _bare(host)
+    finally:
+        for process in asked.values():
+            end(process)
     return found
 
 
@@ -198,6 +251,7 @@ def _asked(host: Host) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError as error:
         raise UsageError(f"{words()[0]!r} cannot be run ({error.strerror}); install OpenSSH, or set {SSH}.") from None

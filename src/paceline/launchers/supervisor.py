@@ -1,6 +1,7 @@
 """WHEN is a run over? Starts the tasks of a prepared run, watches them, ends what is left, sums up.
 
-Called by launchers/local. Must never leave a process behind, nor a run folder without summary.json.
+Called by launchers/local, launchers/many and launchers/on_ray. Must never leave a process behind, nor a run
+folder without summary.json.
 
 A run: 1 start the tasks, 2 watch until the workers have ended, and start again who failed, 3 end the rest,
 4 write and show the summary.
@@ -72,12 +73,14 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
     finally:
         children.kill()
         children.wait_until_gone(None, patience.stop_s)
-        crew.close()
+        is_whole = crew.close()
         failures.note_all(failed(children))
         failures.view.close()
         code, error = verdict(failed(children), end)
         if error is None and all(worker.is_lost for worker in read.reports(run.paths.root)[0]):
             code, error = EXIT_TRAINING, NOTHING_TRAINED
+        if error is None and not is_whole and not is_saved(run):
+            code, error = EXIT_NOT_SAVED, closing.NOT_SAVED
         told = sum_up(run, crew, error, time.monotonic() - began)
     print(closing.block(told, run.paths, failures.report(), run.resume, failures.will_repeat), flush=True)
     return code
@@ -195,6 +198,15 @@ def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:
     first = next(iter(failures.values()))  # what follows it may only be its consequence
     first = EXIT_CLUSTER if first == LOST else first
     return (first if first in (EXIT_USAGE, EXIT_CLUSTER) else EXIT_TRAINING), error
+
+
+def is_saved(run: Run) -> bool:
+    """Whether the newest checkpoint here is of the last step; the final one may be left on a host that was lost."""
+    if run.settings.save_every == "none":
+        return True
+    model, servers = closing.newest_checkpoint(run.paths), read.reports(run.paths.root)[1]
+    steps = max((server.global_step for server in servers), default=0)
+    return model is not None and not closing.without(model, steps)
 
 
 def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tarfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,9 @@ from paceline.launchers.entry import Program
 
 EXCLUDED = ("runs", ".git", ".venv", "__pycache__")
 COPY_S = 600.0
+SAID_S = 1.0  # for what a copy says last
 SAME, RSYNC, TAR = "same", "rsync", "tar"
+Copy = subprocess.Popen[bytes]
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -68,7 +71,12 @@ def sync(code: Code, hosts: Sequence[Host]) -> list[Way]:
         raise UsageError(f"--sync-code would copy all of {code.source}; put the script into a folder of its own.")
     with token_in(code.source) as token:
         ways = look(code, hosts, token)
-    failures = ssh.at_once(lambda way: copy(code.source, way), [way for way in ways if way.how != SAME])
+    copies: list[Copy] = []
+    try:
+        failures = ssh.at_once(lambda way: copy(code.source, way, copies), [way for way in ways if way.how != SAME])
+    finally:
+        for process in copies:  # after Ctrl+C they run
+            ssh.end(process)
     if any(failures):
         raise ClusterError(" ".join(failure for failure in failures if failure))
     return ways
@@ -107,41 +115,53 @@ def look(code: Code, hosts: Sequence[Host], token: str) -> list[Way]:
     return ways
 
 
-def copy(source: Path, way: Way) -> str:
-    """One sentence when it failed; "" when it did not."""
+def copy(source: Path, way: Way, copies: list[Copy]) -> str:
+    """One sentence when it failed; "" when it did not. What is started for it is among `copies`."""
     name = way.host.name
     try:
-        code, said = _rsync(source, way) if way.how == RSYNC else _tar(source, way)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        process = _rsync(source, way) if way.how == RSYNC else _tar(way)
+        copies.append(process)
+        code, said = _copied(process, source)
+    except OSError as error:
         return f"The code could not be copied to {name}: {error}."
     return f"The code could not be copied to {name}: {ssh.last_line(said) or f'{way.how} failed'}." if code else ""
 
 
-def _rsync(source: Path, way: Way) -> tuple[int, str]:
+def _copied(process: Copy, source: Path) -> tuple[int, str]:
+    """Its exit code, and what it said; a tar gets the folder through its stdin. Killed when it takes too long."""
+    said = bytearray()
+    readers = [ssh.listen(pipe, said) for pipe in (process.stdout, process.stderr) if pipe is not None]
+    limit = threading.Timer(COPY_S, ssh.end, [process])
+    limit.daemon = True
+    limit.start()
+    try:
+        if process.stdin is not None:
+            with suppress(BrokenPipeError), process.stdin:
+                pack(source, process.stdin)
+        code = process.wait()
+    finally:
+        limit.cancel()
+        ssh.end(process)
+    for reader in readers:
+        reader.join(SAID_S)
+    return code, ssh.text_of(bytes(said))
+
+
+def _rsync(source: Path, way: Way) -> Copy:
     there = way.folder if way.host.is_here else f"{_bracketed(way.host.target)}:{way.folder}"
     excluded = [f"--exclude={name}" for name in EXCLUDED]
     command = ["rsync", "-az", "--protect-args", *excluded, "-e", shlex.join([*ssh.words(), *ssh.OPTIONS])]
-    done = subprocess.run(
+    return subprocess.Popen(
         [*command, "--", f"{source}/", f"{there}/"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        timeout=COPY_S,
         start_new_session=True,
     )
-    return done.returncode, ssh.text_of(done.stderr)
 
 
-def _tar(source: Path, way: Way) -> tuple[int, str]:
-    process = ssh.start(way.host, f"cd {shlex.quote(way.folder)} && tar -x --no-same-owner -f -")
-    assert process.stdin is not None
-    try:
-        with suppress(BrokenPipeError):
-            pack(source, process.stdin)
-        _, said = process.communicate(timeout=COPY_S)
-    finally:
-        process.kill()
-    return process.returncode, ssh.text_of(said)
+def _tar(way: Way) -> Copy:
+    return ssh.start(way.host, f"cd {shlex.quote(way.folder)} && tar -x --no-same-owner -f -")
 
 
 def pack(source: Path, stream: IO[bytes]) -> None:

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -20,9 +21,10 @@ from paceline.launchers.links import TOKEN_BYTES
 from paceline.launchers.probe import MARK, Answer, Ask
 from paceline.version import VERSION
 
-OLDEST = (3, 11)  # python that paceline runs on
+OLDEST = (3, 11)  # python that paceline runs on; older ones know no -P, which keeps the user's modules out
 VERSIONS = """
 import sys
+sys.path[:] = [path for path in sys.path if path]
 print(sys.version.split()[0])
 try:
     from paceline.version import VERSION
@@ -39,13 +41,13 @@ class Talk:
         self.host = host
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._begun_s = time.monotonic()
-        self._process = ssh.start(host, ssh.python_line(host, "-m", "paceline.launchers.probe"))
+        self._process = ssh.start(host, ssh.python_line(host, "-P", "-m", "paceline.launchers.probe"))
         self._answers: queue.Queue[bytes | None] = queue.Queue()
-        self._errors: list[bytes] = []
+        self._errors = bytearray()
         self._broken = ""  # why it is not asked again: a late answer would be taken for the next one
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
-        for reader in self._readers:
-            reader.start()
+        assert self._process.stderr is not None
+        self._listener = ssh.listen(self._process.stderr, self._errors)
+        threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, question: Ask, timeout_s: float) -> Answer:
         """Raise ClusterError with one sentence where the host does not answer."""
@@ -72,20 +74,17 @@ class Talk:
     def close(self) -> None:
         """End the probe, and wait for its end."""
         assert self._process.stdin is not None
-        try:
+        with suppress(OSError):
             self._process.stdin.close()
-            self._process.wait(timeout=1.0)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
+        ssh.end(self._process, patience_s=1.0)
 
     def _failure(self) -> str:
         try:
             code: int | None = self._process.wait(timeout=0.5)
-            self._readers[1].join(timeout=0.5)
+            self._listener.join(timeout=0.5)
         except subprocess.TimeoutExpired:
             code = None
-        text = ssh.text_of(b"".join(self._errors))
+        text = ssh.text_of(bytes(self._errors))
         is_python = code not in (None, ssh.NO_FOLDER, ssh.NO_PYTHON, ssh.SSH_FAILED)
         return (of_versions(self.host) if is_python else "") or ssh.told(
             self.host, code, text, time.monotonic() - self._begun_s
@@ -93,15 +92,11 @@ class Talk:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                self._answers.put(line.removeprefix(MARK))
+        with suppress(OSError, ValueError), self._process.stdout as stream:
+            while line := stream.readline(ssh.LINE_BYTES):
+                if line.startswith(MARK):
+                    self._answers.put(line.removeprefix(MARK))
         self._answers.put(None)
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._errors.append(line)
 
 
 def of_versions(host: Host) -> str:

@@ -160,19 +160,21 @@ class Team:
     def forget(self, task: Task) -> None:
         self._members[task].is_empty = True
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """What the actors still have of their files is taken in."""
         deadline = time.monotonic() + REST_S
-        for member in self._members.values():
-            if member.place is not None and not member.is_shared:
-                self._take_rest(member, deadline)
+        apart = [each for each in self._members.values() if each.place is not None and not each.is_shared]
+        came = [self._take_rest(member, deadline) for member in apart]
+        return all(came)
 
-    def _take_rest(self, member: Member, deadline: float) -> None:
+    def _take_rest(self, member: Member, deadline: float) -> bool:
+        """Whether all of it came."""
         try:
             while pieces := self._ray.get(member.handle.rest.remote(), timeout=deadline - time.monotonic()):
                 self._keep(pieces)
         except (self._ray.exceptions.RayError, ValueError):
-            return
+            return False
+        return True
 
     def _in_thread(self, name: str, body: Any) -> None:
         threading.Thread(target=body, name=name, daemon=True).start()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_checkpoint import write_step
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
@@ -129,6 +130,33 @@ def test_what_nobody_says_to_have_received_stays(agent: Agent) -> None:
     agent.stdout.close()
     assert agent.process.wait(WITHIN_S) == 0
     assert "I am" in (agent.folder / "runs" / "r" / "logs" / "worker-0.log").read_text()
+
+
+def left_by_another(folder: Path) -> Path:
+    """What a launcher that was killed has left: a run folder with a whole checkpoint."""
+    root = folder / "runs" / "r"
+    (root / "logs").mkdir(parents=True)
+    (root / "logs" / "worker-0.log").write_text("of old\n")
+    write_step(root / "checkpoints", 900)
+    return root
+
+
+def test_the_folder_of_another_run_of_this_name_is_set_aside(agent: Agent) -> None:
+    root = left_by_another(agent.folder)
+    ready = agent.begin(TELLS)
+    assert ready.aside == f"{root}.old-1" and not list((root / "checkpoints").iterdir())
+    assert (agent.folder / "runs" / "r.old-1" / "checkpoints" / "step-00000900").is_dir(), "nothing is lost"
+
+
+def test_going_on_the_checkpoints_that_were_left_come_back_and_the_folder_goes(agent: Agent) -> None:
+    left_by_another(agent.folder)
+    assert not agent.begin(TELLS, is_going_on=True).aside
+    agent.say(f.End())
+    agent.hear(f.Over)
+    agent.say(f.End())
+    assert agent.process.wait(WITHIN_S) == 0
+    assert (agent.folder / "back" / "checkpoints" / "step-00000900" / "MANIFEST.json").exists()
+    assert not (agent.folder / "runs" / "r").exists()
 
 
 def test_spare_ports_lie_where_they_may(agent: Agent) -> None:

@@ -40,6 +40,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     key: bytes = b""
     run_dir: str  # the run folder, below the host's own folder; one that lies elsewhere is used only if it is shared
     token: str  # a file of the run folder: where it is seen, the folder is shared
+    is_going_on: bool = False  # with a run that the launcher's folder holds already
     num_workers: int  # of this host
     threads: str = ""  # of every task; "": what the host's environment says, or its cores over its workers
     gpus: int | None = None  # how many of its cards; None: all
@@ -109,6 +110,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     run_dir: str
     is_shared: bool
     spare_ports: list[int]
+    aside: str = ""  # where a folder of another run of this name is now
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -34,7 +34,6 @@ from paceline.launchers import gpus, here, machine, ports
 from paceline.launchers.agent_frames import Heard, Hello, Told
 from paceline.launchers.children import Exited
 from paceline.launchers.entry import THREADS, check_program
-from paceline.launchers.folders import put_aside
 from paceline.launchers.mirror import Mirror, keep
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
@@ -74,19 +73,42 @@ class Folder:
         root = f"runs/{hello.settings.run_id}" if is_private else hello.run_dir
         own = f".{hello.host}" if hello.host and not self.is_shared else ""  # hosts may share a home, and no run folder
         self.paths = RunPaths(f"{root}{own}")
-        self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
+        self.aside = ""  # where a folder of another run of this name is now
+        self._made: list[Path] = []
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()
 
     def make(self, hello: Hello) -> None:
         """Have it here; whatever fails from now on, hide() and remove() come."""
+        if not self.is_shared and self.paths.root.exists():
+            self._make_room(hello.is_going_on)
+        self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
         self.paths.create()
         if not self.is_shared:
-            put_aside(self.paths)  # of an earlier run in this folder
-            self._mirror.skip()
+            if (kept := self._kept).exists():  # they may be newer than the launcher's, which gets them
+                self.paths.checkpoints.rmdir()
+                kept.rename(self.paths.checkpoints)
             self.paths.config.write_bytes(msgspec.json.encode(hello.settings))
         if hello.certificate and not self.is_shared:
             write_certificate(self.paths.root, hello.certificate, hello.key)
+
+    def _make_room(self, is_going_on: bool) -> None:
+        """A launcher that died left this folder: of the same run its checkpoints count, another one is set aside."""
+        root = self.paths.root
+        if not is_going_on:
+            number = next(number for number in range(1, 10_000) if not Path(f"{root}.old-{number}").exists())
+            self.aside = f"{root}.old-{number}"
+            root.rename(self.aside)
+            return
+        if self.paths.checkpoints.is_dir():
+            shutil.rmtree(self._kept, ignore_errors=True)
+            self.paths.checkpoints.rename(self._kept)
+        shutil.rmtree(root)
+
+    @property
+    def _kept(self) -> Path:
+        """Checkpoints of the same run, until its folder is new."""
+        return Path(f"{self.paths.root}.checkpoints")
 
     def put(self, order: f.Put) -> None:
         """A file that the launcher wants to be here."""
@@ -164,6 +186,7 @@ class Agent:
             run_dir=str(self.folder.paths.root),
             is_shared=self.folder.is_shared,
             spare_ports=self._held.anywhere(self._hello.num_spare_ports, self._hello.between),
+            aside=self.folder.aside,
         )
 
     def obey(self, stdin: BinaryIO) -> bool:

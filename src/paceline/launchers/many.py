@@ -32,6 +32,7 @@ from paceline.launchers.local import Request
 from paceline.launchers.nursery import VARIABLE as NURSERY
 from paceline.launchers.preflight import Report
 from paceline.launchers.supervisor import Patience, supervise
+from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.lines import cluster_lines
 from paceline.transport.security import keys_dir_of
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
@@ -67,12 +68,16 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
         check_scripts(program, used)
     paths = local.folder_of(request)
     with local.held(paths):
+        is_going_on = paths.config.exists()
+        if is_going_on and not paths.summary.exists():  # its launcher died: what hosts wrote last never came
+            for path in paths.ledgers.glob("*.bin"):
+                note_cut(path)
         made = local.run_in(request, cluster, paths, threads="", hosts=hosts.flags)  # 4
         local.fill(made, {task: {"host": host.name} for task, host in placed.items()})  # completed below
         far = Far(made, placed, {name: seen.address for name, seen in report.seen.items()})
         try:
             with syncing.token_in(paths.root) as token:
-                told = {host.name: hello(made, program, placed, host, token) for host in used}
+                told = {host.name: hello(made, program, placed, host, token, is_going_on) for host in used}
                 ready = far.open(used, told)
         except ClusterError as error:
             write_failure(made.settings, made.cluster, paths, str(error))
@@ -177,7 +182,7 @@ def _is_below(program: Program) -> bool:
     return program.is_module or script.is_relative_to(Path.cwd())
 
 
-def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) -> Hello:
+def hello(run: Run, program: Program, placed: Placed, host: Host, token: str, is_going_on: bool) -> Hello:
     """All that the agent of one host must know."""
     secret, root = run.paths.read_secret(), run.paths.root
     keys = keys_dir_of(secret)
@@ -194,6 +199,7 @@ def hello(run: Run, program: Program, placed: Placed, host: Host, token: str) ->
         key=(keys / PRIVATE_KEY).read_bytes() if keys is not None else b"",
         run_dir=str(root.relative_to(here) if root.is_relative_to(here) else root),
         token=token,
+        is_going_on=is_going_on,
         num_workers=len(workers),
         threads=os.environ.get(THREADS, ""),
         gpus=host.gpus,
@@ -221,6 +227,9 @@ def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Repor
         cards = f", {told.cards} card{'s' if told.cards > 1 else ''}" if told.cards else ""
         has = f"{told.cores} cores{cards}, OMP_NUM_THREADS={told.threads}"
         lines.append(f"{name}: {names(tasks, run.settings.started_workers)}; {has}; {where}")
+    lines += [
+        f"{name}: an earlier run of this name is in {told.aside} now" for name, told in ready.items() if told.aside
+    ]
     lines += [f"Note: {problem.sentence}" for problem in report.problems]
     lines += local.oddities(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join(lines), flush=True)

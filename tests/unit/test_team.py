@@ -13,6 +13,7 @@ import pytest
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
+from paceline.launchers import team as team_module
 from paceline.launchers.actors import News, Order, Place
 from paceline.launchers.children import Arrived, Exited
 from paceline.launchers.crew import Run
@@ -149,6 +150,46 @@ def test_one_that_was_only_out_of_reach_goes_on(staff: Staff) -> None:
     staff.ps.told = [news(None), ActorUnavailableError("try again"), GetTimeoutError(), news(7)]
     staff.start(PS)
     assert staff.team.children.next_event(5.0) == Exited(PS, 7)
+
+
+def test_a_link_that_is_down_for_a_while_costs_no_task(staff: Staff) -> None:
+    staff.ps.told = [news(None), ActorUnavailableError("no link"), news(7)]
+    place, calls = staff.ps.do_place, []
+
+    def do_place(host: str, port: int) -> bytes:
+        calls.append(port)
+        if len(calls) in (2, 3):
+            raise ActorUnavailableError("no link")
+        return place(host, port)
+
+    staff.ps.do_place = do_place  # type: ignore[method-assign]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 7)
+    assert len(staff.ps.called("start")) == 1
+
+
+def test_an_actor_that_was_given_up_and_is_still_the_same_is_no_new_one(
+    staff: Staff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its files, and its ps is where it was."""
+    monkeypatch.setattr(team_module, "REACH_S", 0.0)
+    staff.paths.telemetry(WORKER).write_text("told\n")
+    staff.worker.told = [ActorUnavailableError("no link"), news(0)]
+    place, calls = staff.worker.do_place, []
+
+    def do_place(host: str, port: int) -> bytes:
+        calls.append(port)
+        if len(calls) == 2:
+            raise ActorUnavailableError("no link")
+        return place(host, port)
+
+    staff.worker.do_place = do_place  # type: ignore[method-assign]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, -SIGKILL)
+    brought = len(staff.worker.called("keep"))
+    staff.start(WORKER, incarnation=2)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    assert len(staff.worker.called("keep")) == brought == 1
 
 
 def test_a_ps_that_ray_has_put_elsewhere_is_told_to_all(tmp_path: Path) -> None:

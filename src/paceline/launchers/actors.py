@@ -9,6 +9,7 @@ actor: Ray writes those down, and shows them.
 import os
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,9 +23,9 @@ from paceline.cluster.discovery import Assignment
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.errors import EXIT_CLUSTER
+from paceline.errors import EXIT_CLUSTER, ClusterError
 from paceline.launchers import mirror
-from paceline.launchers.children import Exited
+from paceline.launchers.children import Children, Exited
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Here, Start, environ
 from paceline.telemetry.paths import RunPaths
@@ -35,6 +36,7 @@ FOLDER = ".paceline"  # below the copy of the user's folder, which Ray removes w
 MARK = ".driver-"  # a file in the run folder by which it is known that an actor sees the same one
 CONCURRENT = 4  # calls: one that waits for news, one that starts, signals
 LOOK_S = 0.2
+KILLED_S = 10.0
 PIECES_BYTES = 512 << 10
 
 
@@ -88,6 +90,7 @@ class TaskActor:
         self._task: Task | None = None
         self._number = 0  # of starts
         self._code: int | None = None
+        self._looking = threading.Lock()  # of who takes exits from the queue
         self._starter = ThreadPoolExecutor(1, "start", _hear_signals)  # a task ends with the thread that started it
 
     def place(self, host: str, port: int) -> bytes:
@@ -143,7 +146,9 @@ class TaskActor:
         self.move(order.moves)
         self._keep_keys(keys)
         known = Secret(secret, paths.root if keys else None)
-        self._task, self._number, self._code = task, self._number + 1, None
+        with self._looking:
+            end_all(self._here.children)
+            self._task, self._number, self._code = task, self._number + 1, None
         cluster, at = ClusterSpec(order.cluster), order.moves.get(str(task))
         assignment = Assignment(cluster, task, order.incarnation, settings, known, "launcher", at)
         self._here.start(Start(assignment, None if task.job == "ps" else order.program, paths.logs(task)))
@@ -177,9 +182,10 @@ class TaskActor:
 
     def _look(self) -> None:
         assert self._here is not None
-        event = self._here.children.next_event(LOOK_S)
-        if isinstance(event, Exited):
-            self._code = event.code
+        with self._looking:
+            event = self._here.children.next_event(LOOK_S)
+            if isinstance(event, Exited):
+                self._code = event.code
 
     def rest(self) -> list[tuple[str, int, bytes, bool]]:
         """The task has ended for good: what is left of its files; asked until there is nothing."""
@@ -205,6 +211,13 @@ class TaskActor:
     def _folder(self) -> RunPaths:
         assert self._paths is not None  # settle() comes before all that writes
         return self._paths
+
+
+def end_all(children: Children) -> None:
+    """A driver that could not reach us starts its task again: the one that still runs must not go on beside it."""
+    children.kill()
+    if not children.wait_until_gone(None, KILLED_S):
+        raise ClusterError(f"its last process did not end within {KILLED_S:g} s of being killed.")
 
 
 def grows_to() -> dict[str, float] | None:

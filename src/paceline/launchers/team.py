@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any
@@ -34,7 +35,8 @@ from paceline.telemetry.lines import ERROR
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 
 NEWS_S = 1.0  # that an actor waits before it says that there are none
-ANSWER_S = 10.0  # beyond that it is asked whether it is still the same
+ANSWER_S = 10.0
+REACH_S = 30.0  # an actor that is out of reach for longer counts as gone
 AGAIN_S = 0.2
 REST_S = 20.0
 Piece = tuple[str, int, bytes, bool]  # of mirror.Piece
@@ -47,7 +49,9 @@ class Member:
         self.task = task
         self.handle = handle
         self.is_later = is_later  # nobody waits for it while there is no room
-        self.place: Place | None = None
+        self.place: Place | None = None  # where it was last
+        self.is_there = False
+        self.known_life = ""  # which has what an earlier one has told
         self.is_shared = True  # it writes into the driver's run folder itself
         self.has_memory = False
         self.is_empty = False  # its next start
@@ -136,7 +140,7 @@ class Team:
 
     def start(self, start: Start) -> None:
         member = self._members[start.task]
-        if member.is_later and member.place is None:
+        if member.is_later and not member.is_there:
             self._expect(member)
             return
         remote = Remote(member, self._ray)
@@ -147,9 +151,9 @@ class Team:
         """Before the first start: the actors that are there find their folders, with what is to be gone on from."""
         for member in self._members.values():
             if member.place is not None:
-                self._settle(member, ANSWER_S)
+                member.known_life = self._settle(member, ANSWER_S).life
         if self._run.settings.resume != "none":
-            self.bring_checkpoint()
+            self._bring_checkpoint(self._members.values())
 
     def refusal(self, task: Task) -> str:
         return ""
@@ -200,11 +204,13 @@ class Team:
 
     def _lived(self, remote: Remote, member: Member, start: Start) -> int:
         settings = start.assignment.settings
-        if self._settle(member, settings.wait_s):
+        place = self._settle(member, settings.wait_s)
+        if place.life != member.known_life:
             self._hand_over(member)
             if start.task.job == "ps":
-                self._find(member)
-                self.bring_checkpoint()
+                self._find(member, place)
+            self._bring_checkpoint(self._members.values() if start.task.job == "ps" else [member])
+            member.known_life = place.life
         if remote.is_unwanted:
             return -SIGKILL
         number = self._ray.get(member.handle.start.remote(*self._order(member, start)), timeout=settings.wait_s)
@@ -213,22 +219,25 @@ class Team:
         while True:
             news = self._news(member, number)
             if news is None:
-                member.place, member.has_memory = None, False
+                member.is_there = member.has_memory = False
                 self._note(member.task, "its Ray actor is gone, or its machine; Ray starts it again, if it can")
                 return -SIGKILL
             member.has_memory = news.has_memory
             if news.code is not None:
                 return news.code
 
-    def _settle(self, member: Member, limit_s: float | None) -> bool:
-        """1. Where the actor is, and where it writes to; True: it is a new one."""
-        before, deadline = member.place, None if limit_s is None else time.monotonic() + limit_s
-        port = before.port if before is not None else self._port(member.task)
-        place = self._ask(member.handle.place, (self._away.host, port), deadline)
-        member.place = msgspec.json.decode(place, type=Place)
+    def _settle(self, member: Member, limit_s: float | None) -> Place:
+        """1. Where the actor is, and where it writes to."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        place = self._place(member, deadline)
         where = (str(self._run.paths.root), str(member.task), self._away.mark)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
-        return before is None or member.place.life != before.life
+        member.place, member.is_there = place, True
+        return place
+
+    def _place(self, member: Member, deadline: float | None) -> Place:
+        port = member.place.port if member.place is not None else self._port(member.task)
+        return msgspec.json.decode(self._ask(member.handle.place, (self._away.host, port), deadline), type=Place)
 
     def _hand_over(self, member: Member) -> None:
         """A new actor goes on behind what the task has told before."""
@@ -237,17 +246,16 @@ class Team:
             if not member.is_shared and path.exists():
                 self._bring(member, pieces_of(path, path.relative_to(paths.root).as_posix()))
 
-    def _find(self, member: Member) -> None:
+    def _find(self, member: Member, place: Place) -> None:
         """Where Ray has put a ps, everybody must look for it."""
-        assert member.place is not None
         known = self._moves.get(member.task, self._run.cluster.address(member.task))
-        if member.place.address == known:
+        if place.address == known:
             return
-        self._moves[member.task] = member.place.address
-        moved.write(self._run.paths.root, {member.task: member.place.address})
+        self._moves[member.task] = place.address
+        moved.write(self._run.paths.root, {member.task: place.address})
         for each in self._members.values():
             if each is not member and each.place is not None and not each.is_shared:
-                each.handle.move.remote({str(member.task): member.place.address})
+                each.handle.move.remote({str(member.task): place.address})
 
     def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
@@ -291,7 +299,6 @@ class Team:
 
     def _news(self, member: Member, number: int) -> News | None:
         """3. How the task fares; None: its actor is gone. All that it has written comes before the news of its end."""
-        assert member.place is not None
         while True:
             try:
                 told, pieces = self._ray.get(member.handle.news.remote(number, NEWS_S), timeout=ANSWER_S)
@@ -310,10 +317,9 @@ class Team:
         """Whether an actor that did not answer has only been out of reach."""
         assert member.place is not None
         try:
-            told = self._ray.get(member.handle.place.remote(self._away.host, member.place.port), timeout=ANSWER_S)
-        except self._ray.exceptions.RayError:
+            return self._place(member, time.monotonic() + REACH_S).life == member.place.life
+        except (self._ray.exceptions.RayError, ClusterError):
             return False
-        return msgspec.json.decode(told, type=Place).life == member.place.life
 
     def _keep(self, pieces: Sequence[Piece]) -> None:
         paths = self._run.paths
@@ -322,12 +328,14 @@ class Team:
                 if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
                     retain(paths.checkpoints, self._run.settings.keep)
 
-    def bring_checkpoint(self) -> None:
-        """The ps begin without memory: the workers, who fill them, get the newest checkpoint."""
+    def _bring_checkpoint(self, members: Iterable[Member]) -> None:
+        """The workers, who fill a ps that begins without memory, get the newest checkpoint; one that is gone gets it
+        when it is there again."""
         source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
-        for member in self._members.values():
-            if source is not None and member.task.job != "ps" and member.place is not None and not member.is_shared:
-                self._bring(member, checkpoint_pieces(source))
+        for member in members:
+            if source is not None and member.task.job != "ps" and member.is_there and not member.is_shared:
+                with suppress(self._ray.exceptions.RayActorError):
+                    self._bring(member, checkpoint_pieces(source))
 
     def _note(self, task: Task, text: str) -> None:
         with self._keeping, self._run.paths.logs(task).open("a") as log:

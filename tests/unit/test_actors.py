@@ -113,7 +113,22 @@ def test_a_task_that_is_started_again_while_it_runs_has_one_process(machine: Mac
     second = machine.start()
     old, new = machine.here.started
     assert old.code == -SIGKILL and not new.over.is_set()
-    assert told(machine.actor.news(first, 0.0)).code == 3  # nobody hears of that one again
-    assert told(machine.actor.news(second, 0.0)).code is None
+    assert told(machine.actor.news(first, 0.0, 0)).code == 3  # nobody hears of that one again
+    assert told(machine.actor.news(second, 0.0, 0)).code is None
     new.end(5)
-    assert told(machine.actor.news(second, 5.0)).code == 5
+    assert told(machine.actor.news(second, 5.0, 0)).code == 5
+
+
+def test_what_was_lost_on_its_way_is_sent_again(machine: Machine) -> None:
+    number = machine.start()
+    log = machine.root / "logs" / "worker-0.log"
+    log.write_text("one\n")
+    lost = machine.actor.news(number, 0.0, 0)
+    log.write_text("one\ntwo\n")
+    again = machine.actor.news(number, 0.0, 0)
+    assert again == lost and again[1] == [("logs/worker-0.log", 0, b"one\n", False)]
+    batch = told(again).batch
+    more = machine.actor.news(number, 0.0, batch)
+    assert more[1] == [("logs/worker-0.log", 4, b"two\n", False)]
+    assert machine.actor.rest(batch)[1] == more[1]
+    assert machine.actor.rest(told(more).batch)[1] == []

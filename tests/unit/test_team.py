@@ -75,7 +75,7 @@ class FakeActor:
     def do_start(self, order: bytes, secret: bytes, keys: object) -> int:
         return 1
 
-    def do_news(self, number: int, wait_s: float) -> Any:
+    def do_news(self, number: int, wait_s: float, seen: int) -> Any:
         news = self.told.pop(0)
         if isinstance(news, Exception):
             raise news
@@ -87,8 +87,8 @@ class FakeActor:
         return [args for each, args in self.calls if each == name]
 
 
-def news(code: int | None, *pieces: tuple[str, int, bytes, bool], has_memory: bool = False) -> Any:
-    return msgspec.json.encode(News(code, has_memory)), list(pieces)
+def news(code: int | None, *pieces: tuple[str, int, bytes, bool], has_memory: bool = False, batch: int = 0) -> Any:
+    return msgspec.json.encode(News(code, has_memory, batch)), list(pieces)
 
 
 class Staff:
@@ -135,10 +135,10 @@ def test_an_actor_that_is_another_one_now_has_lost_its_task(staff: Staff) -> Non
     staff.ps.told = [news(None, has_memory=True), RayActorError("gone")]
     original = staff.ps.do_news
 
-    def do_news(number: int, wait_s: float) -> Any:
+    def do_news(number: int, wait_s: float, seen: int) -> Any:
         if isinstance(staff.ps.told[0], Exception):
             staff.ps.life = "second"
-        return original(number, wait_s)
+        return original(number, wait_s, seen)
 
     staff.ps.do_news = do_news  # type: ignore[method-assign]
     staff.start(PS)
@@ -166,6 +166,18 @@ def test_a_link_that_is_down_for_a_while_costs_no_task(staff: Staff) -> None:
     staff.start(PS)
     assert staff.team.children.next_event(5.0) == Exited(PS, 7)
     assert len(staff.ps.called("start")) == 1
+
+
+def test_news_that_take_long_are_waited_for_and_not_asked_for_twice(staff: Staff) -> None:
+    staff.worker.told = [
+        GetTimeoutError(),
+        news(None, ("logs/worker-0.log", 0, b"one\n", False), batch=1),
+        ActorUnavailableError("no link"),
+        news(0, batch=1),
+    ]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    assert [seen for _, _, seen in staff.worker.called("news")] == [0, 1, 1]
 
 
 def test_an_actor_that_was_given_up_and_is_still_the_same_is_no_new_one(

@@ -40,6 +40,9 @@ KILLED_S = 10.0
 PIECES_BYTES = 512 << 10
 
 
+Carried = tuple[str, int, bytes, bool]  # a mirror.Piece on its way
+
+
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where an actor is, and what it has there."""
 
@@ -76,6 +79,7 @@ class News(msgspec.Struct, frozen=True):
 
     code: int | None  # None: the task runs
     has_memory: bool
+    batch: int = 0  # the number of the pieces that come with it
 
 
 class TaskActor:
@@ -91,6 +95,8 @@ class TaskActor:
         self._number = 0  # of starts
         self._code: int | None = None
         self._looking = threading.Lock()  # of who takes exits from the queue
+        self._carrying = threading.Lock()  # of who reads the folder, or writes to it
+        self._batch, self._unseen = 0, list[Carried]()  # the last pieces, kept until they are known to have come
         self._starter = ThreadPoolExecutor(1, "start", _hear_signals)  # a task ends with the thread that started it
 
     def place(self, host: str, port: int) -> bytes:
@@ -121,12 +127,13 @@ class TaskActor:
             self._mirror = None if is_shared else mirror.Mirror(self._paths.root)
         return is_shared
 
-    def keep(self, pieces: list[tuple[str, int, bytes, bool]]) -> None:
+    def keep(self, pieces: list[Carried]) -> None:
         """Files of the driver's run folder that a task needs here, to go on behind them, or from them."""
-        for piece in pieces:
-            mirror.keep(self._folder.root, mirror.Piece(*piece))
-        if self._mirror is not None and not self._number:
-            self._mirror.skip()
+        with self._carrying:
+            for piece in pieces:
+                mirror.keep(self._folder.root, mirror.Piece(*piece))
+            if self._mirror is not None and not self._number:
+                self._mirror.skip()
 
     def start(self, order: bytes, secret: bytes, keys: Mapping[str, bytes]) -> int:
         """Start the task; the number of this start comes back, for which news() tells."""
@@ -167,18 +174,19 @@ class TaskActor:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
 
-    def news(self, number: int, wait_s: float) -> tuple[bytes, list[tuple[str, int, bytes, bool]]]:
-        """How the number-th start fares, and what is new of its files; waits for either."""
+    def news(self, number: int, wait_s: float, seen: int) -> tuple[bytes, list[Carried]]:
+        """How the number-th start fares, and what is new of its files; waits for either. `seen`: the last batch that
+        has come."""
         deadline = time.monotonic() + wait_s
         while True:
             is_known = self._here is not None and number == self._number
             if is_known and self._code is None:
                 self._look()
-            pieces = self._pieces()
+            batch, pieces = self._pieces(seen)
             code = self._code if is_known else EXIT_CLUSTER
             if code is not None or pieces or time.monotonic() >= deadline:
                 has_memory = self._task is not None and self._here is not None and self._here.has_memory(self._task)
-                return msgspec.json.encode(News(code, has_memory)), pieces
+                return msgspec.json.encode(News(code, has_memory, batch)), pieces
 
     def _look(self) -> None:
         assert self._here is not None
@@ -187,15 +195,21 @@ class TaskActor:
             if isinstance(event, Exited):
                 self._code = event.code
 
-    def rest(self) -> list[tuple[str, int, bytes, bool]]:
+    def rest(self, seen: int) -> tuple[int, list[Carried]]:
         """The task has ended for good: what is left of its files; asked until there is nothing."""
-        if self._mirror is not None:
-            self._mirror.finish()
-        return self._pieces()
+        with self._carrying:
+            if self._mirror is not None:
+                self._mirror.finish()
+        return self._pieces(seen)
 
-    def _pieces(self) -> list[tuple[str, int, bytes, bool]]:
-        found = self._mirror.pieces(PIECES_BYTES) if self._mirror is not None else []
-        return [(piece.path, piece.offset, piece.data, piece.is_last) for piece in found]
+    def _pieces(self, seen: int) -> tuple[int, list[Carried]]:
+        """The next batch, and its number; the last one again, if its answer was lost on the way."""
+        with self._carrying:
+            if seen >= self._batch and self._mirror is not None:
+                found = self._mirror.pieces(PIECES_BYTES)
+                self._unseen = [(piece.path, piece.offset, piece.data, piece.is_last) for piece in found]
+                self._batch += 1 if found else 0
+            return self._batch, self._unseen
 
     def send(self, number: int, to_all: bool) -> None:
         """A signal for the task."""

@@ -25,7 +25,7 @@ from paceline.cluster import moved
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError
 from paceline.launchers import mirror
-from paceline.launchers.actors import News, Order, Place
+from paceline.launchers.actors import Carried, News, Order, Place
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
@@ -39,7 +39,6 @@ ANSWER_S = 10.0
 REACH_S = 30.0  # an actor that is out of reach for longer counts as gone
 AGAIN_S = 0.2
 REST_S = 20.0
-Piece = tuple[str, int, bytes, bool]  # of mirror.Piece
 
 
 class Member:
@@ -52,6 +51,7 @@ class Member:
         self.place: Place | None = None  # where it was last
         self.is_there = False
         self.known_life = ""  # which has what an earlier one has told
+        self.seen = 0  # the last batch of pieces that came
         self.is_shared = True  # it writes into the driver's run folder itself
         self.has_memory = False
         self.is_empty = False  # its next start
@@ -173,7 +173,11 @@ class Team:
 
     def _take_rest(self, member: Member, deadline: float) -> None:
         try:
-            while pieces := self._ray.get(member.handle.rest.remote(), timeout=deadline - time.monotonic()):
+            while True:
+                left_s = deadline - time.monotonic()
+                member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=left_s)
+                if not pieces:
+                    return
                 self._keep(pieces)
         except (self._ray.exceptions.RayError, ValueError):
             return
@@ -232,6 +236,8 @@ class Team:
         place = self._place(member, deadline)
         where = (str(self._run.paths.root), str(member.task), self._away.mark)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
+        if member.place is None or member.place.life != place.life:
+            member.seen = 0
         member.place, member.is_there = place, True
         return place
 
@@ -257,7 +263,7 @@ class Team:
             if each is not member and each.place is not None and not each.is_shared:
                 each.handle.move.remote({str(member.task): place.address})
 
-    def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
+    def _bring(self, member: Member, pieces: Iterable[Carried]) -> None:
         for piece in pieces:
             self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
 
@@ -301,17 +307,24 @@ class Team:
         """3. How the task fares; None: its actor is gone. All that it has written comes before the news of its end."""
         while True:
             try:
-                told, pieces = self._ray.get(member.handle.news.remote(number, NEWS_S), timeout=ANSWER_S)
-            except self._ray.exceptions.GetTimeoutError:
-                continue
+                told, pieces = self._await(member.handle.news.remote(number, NEWS_S, member.seen))
             except self._ray.exceptions.RayActorError:
                 if self._is_same(member):
                     continue
                 return None
-            self._keep(pieces)
             news = msgspec.json.decode(told, type=News)
+            self._keep(pieces)
+            member.seen = news.batch
             if news.code is None or not pieces:
                 return news
+
+    def _await(self, answer: Any) -> Any:
+        """An answer that takes long is waited for, and not asked for once more."""
+        while True:
+            try:
+                return self._ray.get(answer, timeout=ANSWER_S)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
 
     def _is_same(self, member: Member) -> bool:
         """Whether an actor that did not answer has only been out of reach."""
@@ -321,7 +334,7 @@ class Team:
         except (self._ray.exceptions.RayError, ClusterError):
             return False
 
-    def _keep(self, pieces: Sequence[Piece]) -> None:
+    def _keep(self, pieces: Sequence[Carried]) -> None:
         paths = self._run.paths
         with self._keeping:
             for piece in pieces:
@@ -354,13 +367,13 @@ def resumed(resume: str, own: Path) -> Path | None:
     return read.newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
 
 
-def checkpoint_pieces(checkpoint: Path) -> Iterator[Piece]:
+def checkpoint_pieces(checkpoint: Path) -> Iterator[Carried]:
     """A checkpoint, its manifest last."""
     for path in sorted(checkpoint.iterdir(), key=lambda each: each.name == MANIFEST):
         yield from pieces_of(path, f"{mirror.CHECKPOINTS}/{checkpoint.name}/{path.name}")
 
 
-def pieces_of(path: Path, name: str) -> Iterator[Piece]:
+def pieces_of(path: Path, name: str) -> Iterator[Carried]:
     """A file as it is now; a manifest in one piece."""
     size, offset = path.stat().st_size, 0
     with path.open("rb") as file:

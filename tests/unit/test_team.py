@@ -13,6 +13,7 @@ import pytest
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
+from paceline.errors import CheckpointError
 from paceline.launchers import team as team_module
 from paceline.launchers.actors import News, Order, Place
 from paceline.launchers.children import Arrived, Exited
@@ -80,6 +81,8 @@ class FakeActor:
         if isinstance(news, Exception):
             raise news
         return news
+
+    def do_send(self, *_: object) -> None: ...
 
     def do_keep(self, pieces: object) -> None: ...
 
@@ -243,3 +246,25 @@ def test_what_ray_refuses_ends_the_task_with_its_reason(staff: Staff) -> None:
     staff.start(PS)
     assert staff.team.children.next_event(5.0) == Exited(PS, 3)
     assert "could not go on: The actor died for good." in staff.paths.logs(PS).read_text()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), CheckpointError("it cannot be removed.")])
+def test_a_file_that_cannot_be_kept_is_told_once_and_costs_no_task(
+    staff: Staff, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def keep(root: Path, piece: object) -> None:
+        raise error
+
+    monkeypatch.setattr(team_module.mirror, "keep", keep)
+    piece = ("logs/worker-0.log", 0, b"one\n", False)
+    staff.worker.told = [news(None, piece), news(None, piece), news(0)]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    assert capsys.readouterr().out.count("logs/worker-0.log could not be kept") == 1
+
+
+def test_a_task_that_nobody_can_watch_any_more_is_killed(staff: Staff) -> None:
+    staff.ps.told = [news(None), RayError("no answer can be read")]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 3)
+    assert staff.ps.called("send") == [(SIGKILL, True)]

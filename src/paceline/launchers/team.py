@@ -134,6 +134,7 @@ class Team:
         self._away = away
         self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
+        self._has_told = False
         for member in members.values():
             if member.is_later:
                 self._expect(member)
@@ -199,12 +200,14 @@ class Team:
 
     def _live(self, remote: Remote, member: Member, start: Start) -> None:
         """One start, from 1. to 3."""
+        code = EXIT_CLUSTER
         try:
             code = self._lived(remote, member, start)
         except (self._ray.exceptions.RayError, PacelineError, OSError) as error:
             self._note(member.task, f"its Ray actor could not go on: {sentence(error)}")
-            code = EXIT_CLUSTER
-        remote.end(code)
+            remote.signal_all(SIGKILL)  # nobody watches it any more
+        finally:
+            remote.end(code)
 
     def _lived(self, remote: Remote, member: Member, start: Start) -> int:
         settings = start.assignment.settings
@@ -334,12 +337,21 @@ class Team:
         except (self._ray.exceptions.RayError, ClusterError):
             return False
 
+    def _tell_once(self, text: str) -> None:
+        """What costs no more than a file must not cost the run."""
+        if not self._has_told:
+            self._has_told = True
+            print(f"paceline: {text}; the run goes on, and its folder will lack some of its files.", flush=True)
+
     def _keep(self, pieces: Sequence[Carried]) -> None:
         paths = self._run.paths
         with self._keeping:
             for piece in pieces:
-                if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
-                    retain(paths.checkpoints, self._run.settings.keep)
+                try:
+                    if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
+                        retain(paths.checkpoints, self._run.settings.keep)
+                except (PacelineError, OSError) as error:
+                    self._tell_once(f"a piece of {piece[0]} could not be kept: {sentence(error).rstrip('.')}")
 
     def _bring_checkpoint(self, members: Iterable[Member]) -> None:
         """The workers, who fill a ps that begins without memory, get the newest checkpoint; one that is gone gets it
@@ -351,7 +363,7 @@ class Team:
                     self._bring(member, checkpoint_pieces(source))
 
     def _note(self, task: Task, text: str) -> None:
-        with self._keeping, self._run.paths.logs(task).open("a") as log:
+        with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:
             log.write(f"{ERROR}{text}\n")
 
 

@@ -72,7 +72,7 @@ class Machine:
         self.here = FakeHere()
         self.actor = TaskActor()
 
-    def start(self) -> int:
+    def start(self, keys: dict[str, bytes] | None = None) -> int:
         settings = Settings(run_id="r", run_dir=str(self.folder / "runs" / "r"))
         order = Order(
             cluster={"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.1:2223"]},
@@ -85,7 +85,7 @@ class Machine:
             moves={},
         )
         self.actor.settle(settings.run_dir, str(WORKER), "mark")
-        return self.actor.start(msgspec.json.encode(order), SECRET, {})
+        return self.actor.start(msgspec.json.encode(order), SECRET, keys or {})
 
     @property
     def root(self) -> Path:
@@ -132,3 +132,11 @@ def test_what_was_lost_on_its_way_is_sent_again(machine: Machine) -> None:
     assert more[1] == [("logs/worker-0.log", 4, b"two\n", False)]
     assert machine.actor.rest(batch)[1] == more[1]
     assert machine.actor.rest(told(more).batch)[1] == []
+
+
+def test_nothing_is_left_where_ray_keeps_its_copy(machine: Machine) -> None:
+    machine.start({"certificate.pem": b"c", "key.pem": b"k"})
+    key = machine.root / "key.pem"
+    assert key.read_bytes() == b"k" and key.stat().st_mode & 0o777 == 0o600
+    machine.actor.clear()
+    assert not (machine.folder / ".paceline").exists()

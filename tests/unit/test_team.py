@@ -84,6 +84,14 @@ class FakeActor:
 
     def do_send(self, *_: object) -> None: ...
 
+    def do_rest(self, seen: int) -> Any:
+        rest = self.told.pop(0)
+        if isinstance(rest, Exception):
+            raise rest
+        return rest
+
+    def do_clear(self) -> None: ...
+
     def do_keep(self, pieces: object) -> None: ...
 
     def called(self, name: str) -> list[tuple[Any, ...]]:
@@ -268,3 +276,15 @@ def test_a_task_that_nobody_can_watch_any_more_is_killed(staff: Staff) -> None:
     staff.start(PS)
     assert staff.team.children.next_event(5.0) == Exited(PS, 3)
     assert staff.ps.called("send") == [(SIGKILL, True)]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_actor_clears_its_folder_when_all_of_it_has_come(staff: Staff, is_whole: bool) -> None:
+    staff.worker.told = [news(0), (1, [("logs/worker-0.log", 0, b"one\n", False)])]
+    staff.worker.told.append((1, []) if is_whole else GetTimeoutError())
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    staff.team.close()
+    assert staff.paths.logs(WORKER).read_text() == "one\n"
+    assert [seen for (seen,) in staff.worker.called("rest")] == [0, 1]
+    assert bool(staff.worker.called("clear")) == is_whole

@@ -7,6 +7,7 @@ actor: Ray writes those down, and shows them.
 """
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -14,11 +15,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster import moved
+from paceline.cluster.certificate import write_certificate
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
@@ -30,9 +33,10 @@ from paceline.launchers.entry import Program
 from paceline.launchers.here import Here, Start, environ
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
-FOLDER = ".paceline"  # below the copy of the user's folder, which Ray removes when the job is over
+FOLDER = ".paceline"  # below the copy of the user's folder, which Ray keeps for other jobs: clear() removes it
 MARK = ".driver-"  # a file in the run folder by which it is known that an actor sees the same one
 CONCURRENT = 4  # calls: one that waits for news, one that starts, signals
 LOOK_S = 0.2
@@ -151,7 +155,8 @@ class TaskActor:
         if order.is_empty:
             self._here.forget(task)
         self.move(order.moves)
-        self._keep_keys(keys)
+        if keys and self._mirror is not None:  # who sees the driver's folder has them there
+            write_certificate(paths.root, keys[CERTIFICATE], keys[PRIVATE_KEY])
         known = Secret(secret, paths.root if keys else None)
         with self._looking:
             end_all(self._here.children)
@@ -165,14 +170,6 @@ class TaskActor:
         """Some ps are elsewhere now; who sees the driver's folder finds that there."""
         if self._mirror is not None and moves:
             moved.write(self._folder.root, {Task.parse(name): address for name, address in moves.items()})
-
-    def _keep_keys(self, keys: Mapping[str, bytes]) -> None:
-        """The certificate of --tls, readable by its owner alone; where the driver's folder is seen, it lies there."""
-        for name, content in keys.items() if self._mirror is not None else ():
-            path = self._folder.root / name
-            path.unlink(missing_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
 
     def news(self, number: int, wait_s: float, seen: int) -> tuple[bytes, list[Carried]]:
         """How the number-th start fares, and what is new of its files; waits for either. `seen`: the last batch that
@@ -201,6 +198,17 @@ class TaskActor:
             if self._mirror is not None:
                 self._mirror.finish()
         return self._pieces(seen)
+
+    def clear(self) -> None:
+        """All that this task has written here, in this life and in earlier ones, is with the driver now."""
+        if self._mirror is None:
+            return
+        own = self._folder.root
+        for folder in own.parent.glob(f"{own.name.rpartition('-')[0]}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for above in (own.parent, own.parent.parent):
+            with suppress(OSError):  # others still have something there
+                above.rmdir()
 
     def _pieces(self, seen: int) -> tuple[int, list[Carried]]:
         """The next batch, and its number; the last one again, if its answer was lost on the way."""

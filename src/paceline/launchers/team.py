@@ -166,22 +166,23 @@ class Team:
         self._members[task].is_empty = True
 
     def close(self) -> None:
-        """What the actors still have of their files is taken in."""
+        """What the actors still have of their files is taken in, and removed there."""
         deadline = time.monotonic() + REST_S
         for member in self._members.values():
             if member.place is not None and not member.is_shared:
-                self._take_rest(member, deadline)
+                with suppress(self._ray.exceptions.RayError, ValueError):
+                    self._take_rest(member, deadline)
+                    if self._has_told:
+                        continue  # what could not be kept is only there
+                    self._ray.get(member.handle.clear.remote(), timeout=ANSWER_S)
 
     def _take_rest(self, member: Member, deadline: float) -> None:
-        try:
-            while True:
-                left_s = deadline - time.monotonic()
-                member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=left_s)
-                if not pieces:
-                    return
-                self._keep(pieces)
-        except (self._ray.exceptions.RayError, ValueError):
-            return
+        while True:
+            left_s = deadline - time.monotonic()
+            member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=left_s)
+            if not pieces:
+                return
+            self._keep(pieces)
 
     def _in_thread(self, name: str, body: Any) -> None:
         threading.Thread(target=body, name=name, daemon=True).start()

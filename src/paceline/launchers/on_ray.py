@@ -68,7 +68,7 @@ def run(request: local.Request, how: OnRay) -> int:
     where = find(how.on, os.environ)
     shipped, folder = packed(request.program)
     cores = max(os.cpu_count() or 1, int(sum(bundle["CPU"] for bundle in asked.wanted)) + len(asked.later))
-    with connected(where, cores, runtime_env(folder, os.environ)) as ray:
+    with connected(where, cores, runtime_env(folder, os.environ) if where.address else {}) as ray:
         said(where)
         with reserved(ray, asked, request.settings.wait_s) as group, Actors(ray, wish, request, group) as actors:
             for task, place in asked.of.items():
@@ -148,6 +148,8 @@ def runtime_env(folder: Path, environ: Mapping[str, str]) -> dict[str, object]:
     """What Ray copies to its machines; a job that was submitted has brought its folder along."""
     if "working_dir" in environ.get(JOB, ""):
         return {}
+    if folder in (Path.home(), Path("/")):
+        raise UsageError(f"--on ray would copy all of {folder}; put the script into a folder of its own.")
     return {"working_dir": str(folder), "excludes": EXCLUDES}
 
 

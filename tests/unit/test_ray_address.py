@@ -5,13 +5,15 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paceline.errors import ClusterError, UsageError
 from paceline.launchers import ray_cluster
+from paceline.launchers.bundles import Wish, bundles
 from paceline.launchers.entry import Program
-from paceline.launchers.on_ray import JOB, OnRay, packed, runtime_env
+from paceline.launchers.on_ray import JOB, OnRay, check_can_fit, packed, runtime_env
 from paceline.launchers.ray_cluster import find, parse, silence
 
 
@@ -140,3 +142,22 @@ def test_a_submitted_job_has_brought_its_folder() -> None:
 def test_the_command_that_goes_on_names_the_same_ray() -> None:
     how = OnRay(on="ray://head", worker_cpus=2, worker_gpus=0.5, is_colocated=True)
     assert " ".join(how.flags) == "--on ray://head --worker-cpus 2 --worker-gpus 0.5 --colocate"
+
+
+def test_a_ray_that_does_not_say_how_far_it_grows() -> None:
+    class GetTimeoutError(Exception): ...
+
+    def get(ref: object, timeout: float) -> object:
+        raise GetTimeoutError("Get timed out: some objects are not ready.")
+
+    ray = SimpleNamespace(
+        nodes=lambda: [{"Alive": True, "Resources": {"CPU": 1.0}}],
+        remote=lambda **_: lambda function: SimpleNamespace(remote=lambda: function),
+        get=get,
+        exceptions=SimpleNamespace(RayError=GetTimeoutError),
+    )
+    asked = bundles(Wish(ps=1, workers=2, started=None))
+    with pytest.raises(
+        ClusterError, match=r"asks for 3 x \(1 CPU\), .* whether it may grow could not be asked: Get timed"
+    ):
+        check_can_fit(ray, asked)

@@ -13,15 +13,16 @@ import pytest
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ClusterError
 from paceline.launchers import team as team_module
-from paceline.launchers.actors import News, Order, Place
+from paceline.launchers.actors import News, Order, Place, torch_version
 from paceline.launchers.children import Arrived, Exited
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
 from paceline.launchers.team import Away, Member, Team
 from paceline.telemetry.paths import RunPaths
+from paceline.version import VERSION
 
 PS, WORKER = Task("ps", 0), Task("worker", 0)
 SECRET = bytes(range(32))
@@ -53,6 +54,7 @@ class FakeActor:
 
     def __init__(self, life: str = "first", port: int = 2222, is_shared: bool = True) -> None:
         self.life, self.port, self.is_shared = life, port, is_shared
+        self.version, self.torch = VERSION, torch_version()
         self.told: list[Any] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.has_room = threading.Event()
@@ -67,8 +69,10 @@ class FakeActor:
 
     def do_place(self, host: str, port: int) -> bytes:
         self.has_room.wait(10)
-        place = Place(host="10.0.0.1", port=self.port, machine="m", life=self.life, version="", torch="", cards="")
-        return msgspec.json.encode(place)
+        versions = {"version": self.version, "torch": self.torch}
+        return msgspec.json.encode(
+            Place(host="10.0.0.1", port=self.port, machine="m", life=self.life, cards="", **versions)
+        )
 
     def do_settle(self, *_: str) -> bool:
         return self.is_shared
@@ -288,3 +292,43 @@ def test_an_actor_clears_its_folder_when_all_of_it_has_come(staff: Staff, is_who
     assert staff.paths.logs(WORKER).read_text() == "one\n"
     assert [seen for (seen,) in staff.worker.called("rest")] == [0, 1]
     assert bool(staff.worker.called("clear")) == is_whole
+
+
+def test_an_actor_on_a_machine_with_another_paceline_starts_nothing(
+    staff: Staff, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staff.ps.version, staff.ps.torch = "0.0.1", "1.0"
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 3)
+    assert "m has paceline 0.0.1, and this is" in staff.paths.logs(PS).read_text()
+    assert staff.ps.called("start") == []
+
+
+def test_one_with_another_paceline_cannot_join(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    staff = Staff(tmp_path, is_later=True)
+    staff.worker.version = "0.0.1"
+    staff.worker.has_room.set()
+    for thread in [each for each in threading.enumerate() if each.name == "expect-worker:0"]:
+        thread.join(5.0)
+    assert "worker:0 cannot join: m has paceline 0.0.1" in capfd.readouterr().out
+    assert staff.team.children.next_event(0.0) is None
+
+
+def test_another_torch_is_a_note(staff: Staff, capsys: pytest.CaptureFixture[str]) -> None:
+    staff.ps.torch = staff.worker.torch = "1.0"
+    for task in (PS, WORKER):
+        actor = staff.ps if task == PS else staff.worker
+        actor.told = [news(0)]
+        staff.start(task)
+        assert staff.team.children.next_event(5.0) == Exited(task, 0)
+    assert capsys.readouterr().out.count("Note: m has torch 1.0, and this machine") == 1
+
+
+def test_what_ray_says_before_the_first_start_is_a_sentence(staff: Staff) -> None:
+    def failing(*_: str) -> bool:
+        raise RayError("ray::TaskActor.settle()\nOSError: [Errno 30] Read-only file system")
+
+    staff.members[PS].place = msgspec.json.decode(staff.ps.do_place("", 0), type=Place)
+    staff.ps.do_settle = failing  # type: ignore[method-assign]
+    with pytest.raises(ClusterError, match=r"could not be made ready: OSError: .* Read-only file system$"):
+        staff.team.settle_all()

@@ -116,7 +116,7 @@ class TaskActor:
             machine=os.uname().nodename,
             life=self._life,
             version=VERSION,
-            torch=_torch_version(),
+            torch=torch_version(),
             cards=os.environ.get(VISIBLE, ""),
         )
         return msgspec.json.encode(told)
@@ -273,7 +273,8 @@ def _hear_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.Signals))
 
 
-def _torch_version() -> str:
+def torch_version() -> str:
+    """Of this machine; "none": it has none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

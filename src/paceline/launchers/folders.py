@@ -1,6 +1,6 @@
 """WHAT happens to a run folder before any task runs? What an earlier run has told is put aside; a failure is told.
 
-Called by launchers/local and launchers/many, and on other hosts by launchers/host_agent.
+Called by launchers/local, launchers/many and launchers/on_ray, and on other hosts by launchers/host_agent.
 """
 
 from pathlib import Path

@@ -3,8 +3,8 @@
 Called by launchers/on_ray. Must never wait longer than a user would: a port at which no Ray listens is told within
 seconds. Tokens (RAY_AUTH_MODE, RAY_AUTH_TOKEN) are Ray's own, which reads them itself.
 
-1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline; 4. once more, with
-the user's folder, which Ray copies meanwhile: however large it is, who is not let in hears that at once.
+1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline; 4. once more,
+with the user's folder, which Ray copies meanwhile: however large it is, who is not let in hears that at once.
 """
 
 import os
@@ -200,6 +200,19 @@ def silenced() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+def why(error: BaseException) -> str:
+    """The cause in Ray's long message.
+
+    >>> why(RuntimeError("The actor died\\nModuleNotFoundError: No module named 'paceline'\\nmore"))
+    "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    """
+    text = str(error)
+    if "No module named 'paceline" in text:
+        return "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    causes = [line.strip() for line in text.splitlines() if "Error: " in line]
+    return causes[-1] if causes else sentence(error)
 
 
 def sentence(error: BaseException) -> str:

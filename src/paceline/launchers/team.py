@@ -23,16 +23,17 @@ from paceline.checkpoint.manifest import MANIFEST
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
-from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError
+from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError, UsageError
 from paceline.launchers import mirror
-from paceline.launchers.actors import Carried, News, Order, Place
+from paceline.launchers.actors import Carried, News, Order, Place, torch_version
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
-from paceline.launchers.ray_cluster import sentence
+from paceline.launchers.ray_cluster import sentence, why
 from paceline.telemetry.lines import ERROR
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+from paceline.version import VERSION
 
 NEWS_S = 1.0  # that an actor waits before it says that there are none
 ANSWER_S = 10.0
@@ -134,7 +135,7 @@ class Team:
         self._away = away
         self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
-        self._has_told = False
+        self._has_told = self._has_compared = False
         for member in members.values():
             if member.is_later:
                 self._expect(member)
@@ -150,11 +151,14 @@ class Team:
 
     def settle_all(self) -> None:
         """Before the first start: the actors that are there find their folders, with what is to be gone on from."""
-        for member in self._members.values():
-            if member.place is not None:
-                member.known_life = self._settle(member, ANSWER_S).life
-        if self._run.settings.resume != "none":
-            self._bring_checkpoint(self._members.values())
+        try:
+            for member in self._members.values():
+                if member.place is not None:
+                    member.known_life = self._settle(member, ANSWER_S).life
+            if self._run.settings.resume != "none":
+                self._bring_checkpoint(self._members.values())
+        except self._ray.exceptions.RayError as error:
+            raise ClusterError(f"the Ray actors could not be made ready: {why(error)}") from None
 
     def refusal(self, task: Task) -> str:
         return ""
@@ -193,6 +197,9 @@ class Team:
         def body() -> None:
             try:
                 self._settle(member, limit_s=None)
+            except UsageError as error:
+                print(f"paceline: {member.task} cannot join: {error}", flush=True)
+                return
             except (self._ray.exceptions.RayError, ClusterError, OSError):
                 return  # the run is over
             self.children.arrive(member.task)
@@ -238,12 +245,20 @@ class Team:
         """1. Where the actor is, and where it writes to."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         place = self._place(member, deadline)
+        self._compare(place)
         where = (str(self._run.paths.root), str(member.task), self._away.mark)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
         if member.place is None or member.place.life != place.life:
             member.seen = 0
         member.place, member.is_there = place, True
         return place
+
+    def _compare(self, place: Place) -> None:
+        """Ray may put an actor on a machine that nobody has looked at yet."""
+        check_version(place)
+        if place.torch != (own := torch_version()) and not self._has_compared:
+            self._has_compared = True
+            print(f"Note: {place.machine} has torch {place.torch}, and this machine {own}", flush=True)
 
     def _place(self, member: Member, deadline: float | None) -> Place:
         port = member.place.port if member.place is not None else self._port(member.task)
@@ -366,6 +381,15 @@ class Team:
     def _note(self, task: Task, text: str) -> None:
         with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:
             log.write(f"{ERROR}{text}\n")
+
+
+def check_version(place: Place) -> None:
+    """Tasks of one run speak one language."""
+    if place.version != VERSION:
+        raise UsageError(
+            f"{place.machine} has paceline {place.version}, and this is {VERSION}; "
+            "install the same on all machines of the Ray cluster."
+        )
 
 
 def resumed(resume: str, own: Path) -> Path | None:

@@ -84,7 +84,7 @@ class Machine:
             cwd="/nowhere",
             moves={},
         )
-        self.actor.settle(settings.run_dir, str(WORKER), "mark")
+        self.actor.settle(settings.run_dir, str(WORKER), "token")
         return self.actor.start(msgspec.json.encode(order), SECRET, keys or {})
 
     @property

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from small_checkpoint import write_step
 
+from paceline.checkpoint.manifest import folder_name
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
@@ -120,7 +122,7 @@ class Staff:
         if is_later:
             self.worker.has_room.clear()
         self.members = {PS: Member(PS, self.ps), WORKER: Member(WORKER, self.worker, is_later)}
-        self.team = Team(FAKE_RAY, self.run, self.members, Away(program=program, mark="m"))
+        self.team = Team(FAKE_RAY, self.run, self.members, Away(program=program, token="t"))
 
     def start(self, task: Task, incarnation: int = 1) -> None:
         assignment = Assignment(self.run.cluster, task, incarnation, self.settings, SECRET, "launcher")
@@ -239,6 +241,17 @@ def test_a_worker_that_may_come_later_is_no_task_before_there_is_room(tmp_path: 
     staff.worker.told = [news(0)]
     staff.start(WORKER)
     assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+
+
+def test_a_new_worker_gets_the_newest_checkpoint_its_manifest_last(staff: Staff) -> None:
+    write_step(staff.paths.checkpoints, 10)
+    staff.worker.told = [news(0)]
+    staff.start(WORKER)
+    assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
+    brought = [piece for (pieces,) in staff.worker.called("keep") for piece in pieces]
+    folder = f"checkpoints/{folder_name(10)}"
+    assert {Path(path).parent.as_posix() for path, *_ in brought} == {folder}
+    assert (brought[-1][0], brought[-1][3]) == (f"{folder}/MANIFEST.json", True)
 
 
 def test_who_is_asked_to_end_before_it_began_never_begins(staff: Staff) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from paceline.cluster import moved
 from paceline.cluster.certificate import write_certificate
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.hosts import joined
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
@@ -37,7 +38,6 @@ from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 FOLDER = ".paceline"  # below the copy of the user's folder, which Ray keeps for other jobs: clear() removes it
-MARK = ".driver-"  # a file in the run folder by which it is known that an actor sees the same one
 CONCURRENT = 4  # calls: one that waits for news, one that starts, signals
 LOOK_S = 0.2
 KILLED_S = 10.0
@@ -45,6 +45,11 @@ PIECES_BYTES = 512 << 10
 
 
 Carried = tuple[str, int, bytes, bool]  # a mirror.Piece on its way
+
+
+def carried(piece: mirror.Piece) -> Carried:
+    """As Ray takes it."""
+    return piece.path, piece.offset, piece.data, piece.is_last
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +66,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Where its task listens."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +126,9 @@ class TaskActor:
         )
         return msgspec.json.encode(told)
 
-    def settle(self, run_dir: str, task: str, mark: str) -> bool:
+    def settle(self, run_dir: str, task: str, token: str) -> bool:
         """Find the folder to write to; True: it is the driver's own, on this machine or on shared storage."""
-        is_shared = Path(run_dir, f"{MARK}{mark}").exists() and os.access(run_dir, os.W_OK)
+        is_shared = Path(run_dir, token).exists() and os.access(run_dir, os.W_OK)
         if self._paths is None:
             own = Path(FOLDER, Path(run_dir).name, f"{task}-{self._life[:8]}").absolute()
             self._paths = RunPaths(run_dir if is_shared else own)
@@ -215,7 +220,7 @@ class TaskActor:
         with self._carrying:
             if seen >= self._batch and self._mirror is not None:
                 found = self._mirror.pieces(PIECES_BYTES)
-                self._unseen = [(piece.path, piece.offset, piece.data, piece.is_last) for piece in found]
+                self._unseen = [carried(piece) for piece in found]
                 self._batch += 1 if found else 0
             return self._batch, self._unseen
 

@@ -8,7 +8,6 @@ is; 5. that makes the cluster, and the run folder; 6. supervise; 7. end the acto
 """
 
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, ClusterError, UsageError
 from paceline.launchers import closing, local
-from paceline.launchers.actors import CONCURRENT, MARK, Place, TaskActor, grows_to
+from paceline.launchers.actors import CONCURRENT, Place, TaskActor, grows_to
 from paceline.launchers.bundles import Bundles, Wish, bundles, fit, machines_told, resources, told
 from paceline.launchers.bundles import check as check_wish
 from paceline.launchers.crew import Run
@@ -32,6 +31,7 @@ from paceline.launchers.folders import write_failure
 from paceline.launchers.ports import LOOPBACK
 from paceline.launchers.ray_cluster import Where, connected, find, why
 from paceline.launchers.supervisor import Patience, supervise
+from paceline.launchers.syncing import token_in
 from paceline.launchers.team import Away, Member, Team, check_version
 from paceline.telemetry.lines import cluster_lines
 from paceline.telemetry.paths import RunPaths
@@ -76,7 +76,7 @@ def run(request: local.Request, how: OnRay) -> int:
                 actors.make(task, place)
             host = "" if where.address else LOOPBACK
             settle(ray, actors.members, host)
-            return supervised(actors, how, Away(program=shipped, mark=secrets.token_hex(8), host=host), asked.later)
+            return supervised(actors, how, Away(program=shipped, host=host), asked.later)
 
 
 def dry_run(request: local.Request, how: OnRay) -> int:
@@ -277,29 +277,18 @@ def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) ->
     places = {task: member.place for task, member in actors.members.items() if member.place is not None}
     cluster = cluster_of(places, actors.wish)
     paths = local.folder_of(request)
-    with local.held(paths), marked(paths, away.mark):
+    with local.held(paths), token_in(paths.root) as token:
         run = make_folder(request, how, cluster, paths, places)
         announce(run, places)
         for task in later:
             actors.make(task)
-        team = Team(actors.ray, run, actors.members, away)
+        team = Team(actors.ray, run, actors.members, msgspec.structs.replace(away, token=token))
         try:
             team.settle_all()
         except ClusterError as error:
             write_failure(run.settings, cluster, paths, str(error))
             raise
         return supervise(run, Patience(), team)
-
-
-@contextmanager
-def marked(paths: RunPaths, mark: str) -> Iterator[None]:
-    """By this an actor knows that it sees this very folder."""
-    path = paths.root / f"{MARK}{mark}"
-    path.touch()
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def make_folder(

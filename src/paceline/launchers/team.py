@@ -10,7 +10,7 @@ start; 3. until the process has ended, its news are taken in: pieces of logs, te
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, Signals
@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import MANIFEST
+from paceline.checkpoint.manifest import folder_name
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError, UsageError
 from paceline.launchers import mirror
-from paceline.launchers.actors import Carried, News, Order, Place, torch_version
+from paceline.launchers.actors import Carried, News, Order, Place, carried, torch_version
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
@@ -120,8 +120,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     """What is different in an actor."""
 
     program: Program  # as it is called in Ray's copy of the user's folder
-    mark: str  # by which an actor knows the driver's run folder
     host: str = ""  # where tasks listen; "": at their machine's address
+    token: str = ""  # by which an actor knows the driver's run folder
 
 
 class Team:
@@ -246,7 +246,7 @@ class Team:
         deadline = None if limit_s is None else time.monotonic() + limit_s
         place = self._place(member, deadline)
         self._compare(place)
-        where = (str(self._run.paths.root), str(member.task), self._away.mark)
+        where = (str(self._run.paths.root), str(member.task), self._away.token)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
         if member.place is None or member.place.life != place.life:
             member.seen = 0
@@ -269,7 +269,7 @@ class Team:
         paths = self._run.paths
         for path in (paths.telemetry(member.task), paths.ledger(member.task)):
             if not member.is_shared and path.exists():
-                self._bring(member, pieces_of(path, path.relative_to(paths.root).as_posix()))
+                self._bring(member, mirror.whole(path, path.relative_to(paths.root).as_posix()))
 
     def _find(self, member: Member, place: Place) -> None:
         """Where Ray has put a ps, everybody must look for it."""
@@ -282,9 +282,9 @@ class Team:
             if each is not member and each.place is not None and not each.is_shared:
                 each.handle.move.remote({str(member.task): place.address})
 
-    def _bring(self, member: Member, pieces: Iterable[Carried]) -> None:
+    def _bring(self, member: Member, pieces: Iterable[mirror.Piece]) -> None:
         for piece in pieces:
-            self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
+            self._ray.get(member.handle.keep.remote([carried(piece)]), timeout=REST_S)
 
     def _ask(self, method: Any, args: tuple[object, ...], deadline: float | None) -> Any:
         """Call until the actor is there; what Ray says of one that will not come back is raised."""
@@ -375,8 +375,9 @@ class Team:
         source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
         for member in members:
             if source is not None and member.task.job != "ps" and member.is_there and not member.is_shared:
+                name = f"{mirror.CHECKPOINTS}/{folder_name(read.examine(source).global_step)}"
                 with suppress(self._ray.exceptions.RayActorError):
-                    self._bring(member, checkpoint_pieces(source))
+                    self._bring(member, mirror.whole(source, name))
 
     def _note(self, task: Task, text: str) -> None:
         with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:
@@ -394,26 +395,6 @@ def check_version(place: Place) -> None:
 
 def resumed(resume: str, own: Path) -> Path | None:
     """The checkpoint to go on from: the run's newest, else what --resume names."""
-    if (newest := read.newest(own)) is not None:
+    if (newest := read.newest(own)) is not None or resume in ("auto", "none"):
         return newest
-    if resume in ("auto", "none"):
-        return None
-    path = Path(resume)
-    if (path / MANIFEST).exists():
-        return path
-    return read.newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
-
-
-def checkpoint_pieces(checkpoint: Path) -> Iterator[Carried]:
-    """A checkpoint, its manifest last."""
-    for path in sorted(checkpoint.iterdir(), key=lambda each: each.name == MANIFEST):
-        yield from pieces_of(path, f"{mirror.CHECKPOINTS}/{checkpoint.name}/{path.name}")
-
-
-def pieces_of(path: Path, name: str) -> Iterator[Carried]:
-    """A file as it is now; a manifest in one piece."""
-    size, offset = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while data := file.read(size if path.name == MANIFEST else mirror.PIECE_BYTES):
-            yield name, offset, data, offset + len(data) >= size
-            offset += len(data)
+    return read.named(Path(resume))

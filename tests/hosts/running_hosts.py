@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from processes import AUDIT, BIN, GONE_S, Process, Processes
@@ -76,13 +77,12 @@ class RunningHost:
     def at(self, port: int) -> str:
         return f"{self.address}:{port}"
 
-    def start(self, *words: object, name: str = "", **options: str) -> Process:
+    def start(self, *words: object, name: str = "", **options: Any) -> Process:
         """Start a command here, as `Processes.start` does."""
         name = name or " ".join(str(word) for word in words[:3])
-        environ = {SSH: self.ssh, **options}
-        return self._processes.start(*self.enter, *words, name=name, within_s=WITHIN_S, **environ)
+        return self._processes.start(*self.enter, *words, name=name, **{SSH: self.ssh, "within_s": WITHIN_S, **options})
 
-    def paceline(self, *words: object, name: str = "", **options: str) -> Process:
+    def paceline(self, *words: object, name: str = "", **options: Any) -> Process:
         return self.start(BIN / "paceline", *words, name=name or f"paceline {words[0]} on {self.name}", **options)
 
     def ssh_to(self, other: "RunningHost", command: str) -> Process:

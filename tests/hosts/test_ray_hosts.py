@@ -83,6 +83,7 @@ def test_two_machines_train_one_model_and_all_files_come_back(
     again = ["run", *flags, "--tls", f"--run-dir={tmp_path / 'made'}", "--resume=auto", "mine.py", "--epochs=3"]
     more = first.paceline(*again, cwd=tmp_path / "code", within_s=200, **cluster.environ).ends_with(0)
     assert "global step 60" in more.text
+    assert list(Path(cluster.environ["RAY_TMPDIR"]).rglob(".paceline")) == []  # no key, no log in Ray's copy
 
 
 def test_a_machine_that_is_lost_is_replaced_and_the_ps_is_found_where_ray_puts_it(

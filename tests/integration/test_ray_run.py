@@ -73,6 +73,24 @@ def test_ray_starts_an_actor_again_and_its_task_rejoins(
     assert cluster.is_clear()
 
 
+def test_without_a_checkpoint_the_run_ends_with_the_reason(
+    processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
+) -> None:
+    """Also the worker that is not the chief: the ps says that the chief will not come back."""
+    processes.leave_unverified("a ps that lost its memory has forgotten updates that were told as made")
+    flags = ["--on", cluster.address, "--mode=sync", "--save-every=none", "--run-dir=made"]
+    run = processes.paceline("run", *flags, train, "--gate", f"0:30:{gate.path}", within_s=120, **cluster.environ)
+    arrived = gate.arrival()
+    cluster.actor_of("ps:0").kill()
+    run.wait_for("ps:0 was killed by SIGKILL")
+    arrived.release()
+    run.ends_with(3)
+    for index in (0, 1):
+        log = (tmp_path / "made" / "logs" / f"worker-{index}.log").read_text()
+        assert "ps:0 lost its memory, and there is no checkpoint to go back to" in log
+    assert cluster.is_clear()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("is_client", [False, True])
 def test_nothing_is_left_when_the_driver_ends(

@@ -12,7 +12,7 @@ import pytest
 from small_checkpoint import STATE, filled, write_step
 
 from paceline.checkpoint import manifest as manifests
-from paceline.checkpoint.read import find, load, load_newest, newest, verify
+from paceline.checkpoint.read import find, load, load_newest, named, newest, verify
 from paceline.checkpoint.state import State, decode, encode
 from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, entries, header, values
@@ -145,6 +145,14 @@ def test_the_newest_is_the_last_step_of_the_last_lineage(tmp_path: Path) -> None
         write_step(tmp_path, step, lineage=lineage)
     assert [found.global_step for found in find(tmp_path)] == [600, 500, 900, 1]
     assert newest(tmp_path) == tmp_path / "step-00000600"
+
+
+def test_what_resume_may_name(tmp_path: Path) -> None:
+    """A checkpoint, a checkpoints/ folder, a run folder."""
+    older, newer = (write_step(tmp_path / "checkpoints", step) for step in (10, 20))
+    assert named(older) == older
+    assert named(tmp_path / "checkpoints") == named(tmp_path) == newer
+    assert named(tmp_path / "nowhere") is None
 
 
 def test_no_folder_has_no_newest(tmp_path: Path) -> None:

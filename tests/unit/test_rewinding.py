@@ -1,6 +1,7 @@
 """WHAT does a worker bring to a ps that has lost its memory, and under which lineage?"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from small_checkpoint import STATE
 
 from paceline.checkpoint.state import ShardState
-from paceline.errors import ConnectionLost, Refused
+from paceline.errors import ClusterError, ConnectionLost, Refused
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
@@ -119,6 +120,21 @@ def test_the_freshest_worker_brings_what_it_has(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(rewinding, "TURN_S", 0.0)  # neither comes
     with pytest.raises(ConnectionLost, match="has got values now"):
         made.on_empty(lost, msgspec.structs.replace(JOINED, offers=2, freshest=ME.worker + 1))
+
+
+@pytest.mark.parametrize("is_chief_lost", [True, False])
+def test_without_a_chief_and_a_checkpoint_nobody_waits_on(is_chief_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher has said that the chief is over; while it may come, it may know of a checkpoint."""
+    Connection.cluster = [Ps(1), Ps(0)]
+    monkeypatch.setattr(rewinding, "Connection", Connection)
+    monkeypatch.setattr(rewinding, "TURN_S", 0.0)
+    me = replace(ME, is_chief=False, worker=1)
+    own = Own()
+    made = Rewinder(me, own, lambda: None, False, lambda line: None, lambda *a, **b: None)  # type: ignore[arg-type]
+    joined = msgspec.structs.replace(JOINED, is_chief_lost=is_chief_lost)
+    with pytest.raises(ClusterError, match="there is no checkpoint to go back to") as told:
+        made.on_empty(own.client.links[1], joined)
+    assert isinstance(told.value, ConnectionLost) is not is_chief_lost
 
 
 @pytest.mark.parametrize(("mode", "goes_back"), [("sync", [0, 1]), ("async", [1])])

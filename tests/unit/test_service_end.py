@@ -10,6 +10,7 @@ from paceline.cluster.membership import Phase
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.server.core import Peer, PsConfig
+from paceline.server.rewinding import BACK_S
 from paceline.server.service import Service
 from paceline.wire.frames import Frame, Kind
 
@@ -44,6 +45,24 @@ def test_but_not_for_ever(service: Service) -> None:
     for worker in (0, 1):
         service.core.members.recall(worker, Phase.GONE, 1, time.monotonic())
     service._began_s -= REJOIN_S
+    assert service._is_over()
+
+
+def test_a_restored_ps_ends_at_once_when_all_have_closed(service: Service) -> None:
+    """Those who were fenced may take a while to come back; who has closed since needs none."""
+    service.core.rewinding._over_s = time.monotonic() + BACK_S
+    service.core.members.expected = 0
+    service.core.members.recall(0, Phase.CLOSED, 2, time.monotonic())
+    assert not service._is_over()  # nobody knows of worker:1
+    service.core.members.recall(1, Phase.CLOSED, 2, time.monotonic())
+    assert service._is_over()
+
+
+def test_a_restored_ps_ends_when_its_launcher_says_that_all_workers_have(service: Service) -> None:
+    service.core.rewinding._over_s = time.monotonic() + BACK_S
+    service.core.members.expected = 0
+    service.core.members.recall(0, Phase.CLOSED, 2, time.monotonic())
+    service.release()
     assert service._is_over()
 
 

@@ -106,6 +106,19 @@ def newest(folder: Path, warn: Warn | None = None) -> Path | None:
     return best.path if best else None
 
 
+def named(path: Path) -> Path | None:
+    """The checkpoint that `--resume PATH` means: this one, or the newest of this run or folder."""
+    if (path / MANIFEST).exists():
+        return path
+    return newest(folder_in(path))
+
+
+def folder_in(path: Path) -> Path:
+    """Where the checkpoints of a run folder are; another folder has them itself."""
+    inside = path / "checkpoints"
+    return inside if inside.is_dir() else path
+
+
 def load_newest(folder: Path, warn: Warn | None = None) -> Loaded | None:
     """The newest checkpoint whose every hash is right, loaded. None when there is none; when all are damaged that is a
     CheckpointError, for whoever goes on without them should have said so."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+HOST_FLAGS = ("hosts", "hostfile", "cluster")
 Hosts = Annotated[
     str | None,
     typer.Option("--hosts", metavar="HOST[:SLOTS],…", help="Hosts by ssh, a worker a slot: server1:2,me@server2:1."),

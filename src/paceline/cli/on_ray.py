@@ -6,13 +6,13 @@ Called by cli/run. Must never import Ray: whoever does not use it need not have 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from paceline.cli.host_options import HOST_FLAGS
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.launchers import local
 
 ITS_FLAGS: dict[str, object] = {"worker_cpus": 1, "worker_gpus": 0, "colocate": False}  # with what each is without it
-OTHERS = ("hosts", "hostfile", "cluster")
 
 
 def is_meant(params: Mapping[str, object]) -> bool:
@@ -22,7 +22,7 @@ def is_meant(params: Mapping[str, object]) -> bool:
             if params.get(name, plain) != plain:
                 raise UsageError(f"--{name.replace('_', '-')} is for --on ray; add that, or leave it out.")
         return False
-    for name in OTHERS:
+    for name in HOST_FLAGS:
         if params.get(name) is not None:
             raise UsageError(f"--on ray says where tasks go, and so does --{name}; leave one out.")
     return True

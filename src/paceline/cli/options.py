@@ -94,15 +94,6 @@ PsHosts = Annotated[str | None, typer.Option("--ps_hosts", metavar="HOST:PORT,�
 WorkerHosts = Annotated[
     str | None, typer.Option("--worker_hosts", metavar="HOST:PORT,…", help="Addresses of job worker.")
 ]
-Hosts = Annotated[
-    str | None, typer.Option("--hosts", metavar="HOST:SLOTS,…", help="Hosts that ssh reaches, each with its workers.")
-]
-Hostfile = Annotated[
-    str | None, typer.Option("--hostfile", metavar="FILE", help="The hosts, a line each: server1 slots=2, server1:2.")
-]
-Cluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="FILE", help="The hosts as a cluster.toml: python, folder, GPUs, …")
-]
 SyncCode = Annotated[bool, typer.Option("--sync-code", help="Copy SCRIPT's folder to the hosts first.")]
 SaveEvery = Annotated[str, typer.Option("--save-every", help="Checkpoint every 500 (steps), 10m, 30s, or none.")]
 RunDir = Annotated[

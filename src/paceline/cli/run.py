@@ -11,12 +11,11 @@ import typer
 
 from paceline.cli import on_ray
 from paceline.cli import options as o
+from paceline.cli.host_options import HOST_FLAGS, ClusterFile, Hostfile, Hosts
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.launchers.many import Hosts
-
-HOST_FLAGS = ("hosts", "hostfile", "cluster")
+    from paceline.launchers import many
 
 
 @o.with_settings
@@ -28,9 +27,9 @@ def run(
     workers: o.Workers = None,
     ps_hosts: o.PsHosts = None,
     worker_hosts: o.WorkerHosts = None,
-    hosts: o.Hosts = None,
-    hostfile: o.Hostfile = None,
-    cluster: o.Cluster = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    cluster: ClusterFile = None,
     sync_code: o.SyncCode = False,
     run_dir: o.RunDir = None,
     show_logs: o.ShowLogs = None,
@@ -76,7 +75,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     return local.dry_run(request) if params["dry_run"] else local.run(request)
 
 
-def named_hosts(params: Mapping[str, object]) -> "Hosts | None":
+def named_hosts(params: Mapping[str, object]) -> "many.Hosts | None":
     """The hosts that --hosts, --hostfile or --cluster names; None where none of them was given."""
     given = {flag: str(params[flag]) for flag in HOST_FLAGS if params.get(flag) is not None}
     if not given:
@@ -87,13 +86,13 @@ def named_hosts(params: Mapping[str, object]) -> "Hosts | None":
         said = f"--{next(iter(given))}"
         raise UsageError(f"{said} says where tasks go, and so do --ps-hosts and --worker-hosts; leave one out.")
     from paceline.cluster import host_files
-    from paceline.launchers.many import Hosts
+    from paceline.launchers import many
 
     named = host_files.named(*(given.get(flag) for flag in HOST_FLAGS))
     flags = [word for flag, value in given.items() for word in (f"--{flag}", value)]
     is_synced = bool(params.get("sync_code"))
     flags += ["--sync-code"] if is_synced else []
-    return Hosts(named=tuple(named), flags=tuple(flags), sync_code=is_synced)
+    return many.Hosts(named=tuple(named), flags=tuple(flags), sync_code=is_synced)
 
 
 def hosts_or_count(flag: str, params: Mapping[str, object], default: int) -> int | tuple[str, ...]:

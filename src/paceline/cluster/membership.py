@@ -247,6 +247,11 @@ class Membership:
         """Every worker of the cluster has closed or is lost; an optional one that never came needs no end."""
         return not self.missing and all(m.phase in OVER for m in self._members)
 
+    @property
+    def are_done(self) -> bool:
+        """Every worker that there can be has come, and has closed or is lost."""
+        return all(m.phase in (Phase.CLOSED, Phase.LOST) for m in self._members)
+
     def lacks(self, min_workers: int) -> int:
         """How many more are needed before training goes on; one that has done its share is none to wait for."""
         there = sum(m.phase in LIVE or m.phase is Phase.CLOSED for m in self._members)

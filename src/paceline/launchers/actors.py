@@ -7,35 +7,49 @@ actor: Ray writes those down, and shows them.
 """
 
 import os
+import shutil
 import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from paceline.cluster import moved
+from paceline.cluster.certificate import write_certificate
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.hosts import joined
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.errors import EXIT_CLUSTER
+from paceline.errors import EXIT_CLUSTER, ClusterError
 from paceline.launchers import mirror
-from paceline.launchers.children import Exited
+from paceline.launchers.children import Children, Exited
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Here, Start, environ
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
-FOLDER = ".paceline"  # below the copy of the user's folder, which Ray removes when the job is over
-MARK = ".driver-"  # a file in the run folder by which it is known that an actor sees the same one
+FOLDER = ".paceline"  # below the copy of the user's folder, which Ray keeps for other jobs: clear() removes it
 CONCURRENT = 4  # calls: one that waits for news, one that starts, signals
 LOOK_S = 0.2
+KILLED_S = 10.0
 PIECES_BYTES = 512 << 10
+
+
+Carried = tuple[str, int, bytes, bool]  # a mirror.Piece on its way
+
+
+def carried(piece: mirror.Piece) -> Carried:
+    """As Ray takes it."""
+    return piece.path, piece.offset, piece.data, piece.is_last
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +66,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Where its task listens."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return joined(self.host, self.port)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +88,7 @@ class News(msgspec.Struct, frozen=True):
 
     code: int | None  # None: the task runs
     has_memory: bool
+    batch: int = 0  # the number of the pieces that come with it
 
 
 class TaskActor:
@@ -88,6 +103,9 @@ class TaskActor:
         self._task: Task | None = None
         self._number = 0  # of starts
         self._code: int | None = None
+        self._looking = threading.Lock()  # of who takes exits from the queue
+        self._carrying = threading.Lock()  # of who reads the folder, or writes to it
+        self._batch, self._unseen = 0, list[Carried]()  # the last pieces, kept until they are known to have come
         self._starter = ThreadPoolExecutor(1, "start", _hear_signals)  # a task ends with the thread that started it
 
     def place(self, host: str, port: int) -> bytes:
@@ -103,14 +121,14 @@ class TaskActor:
             machine=os.uname().nodename,
             life=self._life,
             version=VERSION,
-            torch=_torch_version(),
+            torch=torch_version(),
             cards=os.environ.get(VISIBLE, ""),
         )
         return msgspec.json.encode(told)
 
-    def settle(self, run_dir: str, task: str, mark: str) -> bool:
+    def settle(self, run_dir: str, task: str, token: str) -> bool:
         """Find the folder to write to; True: it is the driver's own, on this machine or on shared storage."""
-        is_shared = Path(run_dir, f"{MARK}{mark}").exists() and os.access(run_dir, os.W_OK)
+        is_shared = Path(run_dir, token).exists() and os.access(run_dir, os.W_OK)
         if self._paths is None:
             own = Path(FOLDER, Path(run_dir).name, f"{task}-{self._life[:8]}").absolute()
             self._paths = RunPaths(run_dir if is_shared else own)
@@ -118,12 +136,13 @@ class TaskActor:
             self._mirror = None if is_shared else mirror.Mirror(self._paths.root)
         return is_shared
 
-    def keep(self, pieces: list[tuple[str, int, bytes, bool]]) -> None:
+    def keep(self, pieces: list[Carried]) -> None:
         """Files of the driver's run folder that a task needs here, to go on behind them, or from them."""
-        for piece in pieces:
-            mirror.keep(self._folder.root, mirror.Piece(*piece))
-        if self._mirror is not None and not self._number:
-            self._mirror.skip()
+        with self._carrying:
+            for piece in pieces:
+                mirror.keep(self._folder.root, mirror.Piece(*piece))
+            if self._mirror is not None and not self._number:
+                self._mirror.skip()
 
     def start(self, order: bytes, secret: bytes, keys: Mapping[str, bytes]) -> int:
         """Start the task; the number of this start comes back, for which news() tells."""
@@ -141,9 +160,12 @@ class TaskActor:
         if order.is_empty:
             self._here.forget(task)
         self.move(order.moves)
-        self._keep_keys(keys)
+        if keys and self._mirror is not None:  # who sees the driver's folder has them there
+            write_certificate(paths.root, keys[CERTIFICATE], keys[PRIVATE_KEY])
         known = Secret(secret, paths.root if keys else None)
-        self._task, self._number, self._code = task, self._number + 1, None
+        with self._looking:
+            end_all(self._here.children)
+            self._task, self._number, self._code = task, self._number + 1, None
         cluster, at = ClusterSpec(order.cluster), order.moves.get(str(task))
         assignment = Assignment(cluster, task, order.incarnation, settings, known, "launcher", at)
         self._here.start(Start(assignment, None if task.job == "ps" else order.program, paths.logs(task)))
@@ -154,42 +176,53 @@ class TaskActor:
         if self._mirror is not None and moves:
             moved.write(self._folder.root, {Task.parse(name): address for name, address in moves.items()})
 
-    def _keep_keys(self, keys: Mapping[str, bytes]) -> None:
-        """The certificate of --tls, readable by its owner alone; where the driver's folder is seen, it lies there."""
-        for name, content in keys.items() if self._mirror is not None else ():
-            path = self._folder.root / name
-            path.unlink(missing_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-
-    def news(self, number: int, wait_s: float) -> tuple[bytes, list[tuple[str, int, bytes, bool]]]:
-        """How the number-th start fares, and what is new of its files; waits for either."""
+    def news(self, number: int, wait_s: float, seen: int) -> tuple[bytes, list[Carried]]:
+        """How the number-th start fares, and what is new of its files; waits for either. `seen`: the last batch that
+        has come."""
         deadline = time.monotonic() + wait_s
         while True:
             is_known = self._here is not None and number == self._number
             if is_known and self._code is None:
                 self._look()
-            pieces = self._pieces()
+            batch, pieces = self._pieces(seen)
             code = self._code if is_known else EXIT_CLUSTER
             if code is not None or pieces or time.monotonic() >= deadline:
                 has_memory = self._task is not None and self._here is not None and self._here.has_memory(self._task)
-                return msgspec.json.encode(News(code, has_memory)), pieces
+                return msgspec.json.encode(News(code, has_memory, batch)), pieces
 
     def _look(self) -> None:
         assert self._here is not None
-        event = self._here.children.next_event(LOOK_S)
-        if isinstance(event, Exited):
-            self._code = event.code
+        with self._looking:
+            event = self._here.children.next_event(LOOK_S)
+            if isinstance(event, Exited):
+                self._code = event.code
 
-    def rest(self) -> list[tuple[str, int, bytes, bool]]:
+    def rest(self, seen: int) -> tuple[int, list[Carried]]:
         """The task has ended for good: what is left of its files; asked until there is nothing."""
-        if self._mirror is not None:
-            self._mirror.finish()
-        return self._pieces()
+        with self._carrying:
+            if self._mirror is not None:
+                self._mirror.finish()
+        return self._pieces(seen)
 
-    def _pieces(self) -> list[tuple[str, int, bytes, bool]]:
-        found = self._mirror.pieces(PIECES_BYTES) if self._mirror is not None else []
-        return [(piece.path, piece.offset, piece.data, piece.is_last) for piece in found]
+    def clear(self) -> None:
+        """All that this task has written here, in this life and in earlier ones, is with the driver now."""
+        if self._mirror is None:
+            return
+        own = self._folder.root
+        for folder in own.parent.glob(f"{own.name.rpartition('-')[0]}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for above in (own.parent, own.parent.parent):
+            with suppress(OSError):  # others still have something there
+                above.rmdir()
+
+    def _pieces(self, seen: int) -> tuple[int, list[Carried]]:
+        """The next batch, and its number; the last one again, if its answer was lost on the way."""
+        with self._carrying:
+            if seen >= self._batch and self._mirror is not None:
+                found = self._mirror.pieces(PIECES_BYTES)
+                self._unseen = [carried(piece) for piece in found]
+                self._batch += 1 if found else 0
+            return self._batch, self._unseen
 
     def send(self, number: int, to_all: bool) -> None:
         """A signal for the task."""
@@ -205,6 +238,13 @@ class TaskActor:
     def _folder(self) -> RunPaths:
         assert self._paths is not None  # settle() comes before all that writes
         return self._paths
+
+
+def end_all(children: Children) -> None:
+    """A driver that could not reach us starts its task again: the one that still runs must not go on beside it."""
+    children.kill()
+    if not children.wait_until_gone(None, KILLED_S):
+        raise ClusterError(f"its last process did not end within {KILLED_S:g} s of being killed.")
 
 
 def grows_to() -> dict[str, float] | None:
@@ -238,7 +278,8 @@ def _hear_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.Signals))
 
 
-def _torch_version() -> str:
+def torch_version() -> str:
+    """Of this machine; "none": it has none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

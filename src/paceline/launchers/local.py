@@ -78,10 +78,8 @@ def check_resume(resume: str) -> None:
         raise UsageError(
             f"--resume {resume!r}: there is no such folder; give a checkpoint, a run folder, auto or none."
         )
-    if not (path / "MANIFEST.json").exists():
-        inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        if read.newest(inside) is None:
-            raise UsageError(f"--resume {resume}: there is no whole checkpoint in {inside}.")
+    if read.named(path) is None:
+        raise UsageError(f"--resume {resume}: there is no whole checkpoint in {read.folder_in(path)}.")
 
 
 def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:

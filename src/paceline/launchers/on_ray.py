@@ -8,7 +8,6 @@ is; 5. that makes the cluster, and the run folder; 6. supervise; 7. end the acto
 """
 
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,24 +22,26 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, ClusterError, UsageError
 from paceline.launchers import closing, local
-from paceline.launchers.actors import CONCURRENT, MARK, Place, TaskActor, grows_to
+from paceline.launchers.actors import CONCURRENT, Place, TaskActor, grows_to
 from paceline.launchers.bundles import Bundles, Wish, bundles, fit, machines_told, resources, told
 from paceline.launchers.bundles import check as check_wish
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
+from paceline.launchers.folders import write_failure
 from paceline.launchers.ports import LOOPBACK
-from paceline.launchers.ray_cluster import Where, connected, find, sentence
+from paceline.launchers.ray_cluster import Where, connected, find, why
 from paceline.launchers.supervisor import Patience, supervise
-from paceline.launchers.team import Away, Member, Team
+from paceline.launchers.syncing import token_in
+from paceline.launchers.team import Away, Member, Team, check_version
 from paceline.telemetry.lines import cluster_lines
 from paceline.telemetry.paths import RunPaths
-from paceline.version import VERSION
 
 EXCLUDES = ["/runs", ".git", ".venv*", "__pycache__", "/.paceline"]
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set where `ray job submit` has started us
 LATER = "later.invalid"  # the host of a worker that has none yet; nobody needs to reach a worker
 LOOK_S = 0.5
 SAY_FIRST_S, SAY_EVERY_S = 2.0, 10.0
+ASK_S = 10.0
 ACTOR_S = 60.0  # from a bundle that is reserved to an actor that answers
 
 
@@ -68,14 +69,14 @@ def run(request: local.Request, how: OnRay) -> int:
     where = find(how.on, os.environ)
     shipped, folder = packed(request.program)
     cores = max(os.cpu_count() or 1, int(sum(bundle["CPU"] for bundle in asked.wanted)) + len(asked.later))
-    with connected(where, cores, runtime_env(folder, os.environ)) as ray:
+    with connected(where, cores, runtime_env(folder, os.environ) if where.address else {}) as ray:
         said(where)
         with reserved(ray, asked, request.settings.wait_s) as group, Actors(ray, wish, request, group) as actors:
             for task, place in asked.of.items():
                 actors.make(task, place)
             host = "" if where.address else LOOPBACK
             settle(ray, actors.members, host)
-            return supervised(actors, how, Away(program=shipped, mark=secrets.token_hex(8), host=host), asked.later)
+            return supervised(actors, how, Away(program=shipped, host=host), asked.later)
 
 
 def dry_run(request: local.Request, how: OnRay) -> int:
@@ -148,6 +149,8 @@ def runtime_env(folder: Path, environ: Mapping[str, str]) -> dict[str, object]:
     """What Ray copies to its machines; a job that was submitted has brought its folder along."""
     if "working_dir" in environ.get(JOB, ""):
         return {}
+    if folder in (Path.home(), Path("/")):
+        raise UsageError(f"--on ray would copy all of {folder}; put the script into a folder of its own.")
     return {"working_dir": str(folder), "excludes": EXCLUDES}
 
 
@@ -179,7 +182,13 @@ def check_can_fit(ray: Any, asked: Bundles) -> None:
     machines = machines_of(ray)
     if fit(asked.wanted, machines):
         return
-    at_most = ray.get(ray.remote(num_cpus=0)(grows_to).remote(), timeout=ACTOR_S)
+    try:
+        at_most = ray.get(ray.remote(num_cpus=0)(grows_to).remote(), timeout=ASK_S)
+    except ray.exceptions.RayError as error:
+        raise ClusterError(
+            f"This run asks for {told(asked.wanted)}, and Ray has {machines_told(machines)}; whether it may grow could "
+            f"not be asked: {why(error)}"
+        ) from None
     whole = {name: sum(bundle.get(name, 0.0) for bundle in asked.wanted) for name in ("CPU", "GPU")}
     if at_most is not None and all(at_most.get(name, 0.0) >= need for name, need in whole.items()):
         return
@@ -259,24 +268,7 @@ def settle(ray: Any, members: Mapping[Task, Member], host: str) -> None:
             raise ClusterError(f"the Ray actor of {task} did not answer within {ACTOR_S:g} s.") from None
         except ray.exceptions.RayError as error:
             raise ClusterError(f"the Ray actor of {task} could not be made: {why(error)}") from None
-        if member.place.version != VERSION:
-            raise UsageError(
-                f"{member.place.machine} has paceline {member.place.version}, and this is {VERSION}; "
-                "install the same on all machines of the Ray cluster."
-            )
-
-
-def why(error: BaseException) -> str:
-    """The cause in Ray's long message.
-
-    >>> why(RuntimeError("The actor died\\nModuleNotFoundError: No module named 'paceline'\\nmore"))
-    "paceline is not installed on that machine: pip install 'paceline[ray]' there."
-    """
-    text = str(error)
-    if "No module named 'paceline" in text:
-        return "paceline is not installed on that machine: pip install 'paceline[ray]' there."
-    causes = [line.strip() for line in text.splitlines() if "Error: " in line]
-    return causes[-1] if causes else sentence(error)
+        check_version(member.place)
 
 
 def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) -> int:
@@ -285,25 +277,18 @@ def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) ->
     places = {task: member.place for task, member in actors.members.items() if member.place is not None}
     cluster = cluster_of(places, actors.wish)
     paths = local.folder_of(request)
-    with local.held(paths), marked(paths, away.mark):
+    with local.held(paths), token_in(paths.root) as token:
         run = make_folder(request, how, cluster, paths, places)
         announce(run, places)
         for task in later:
             actors.make(task)
-        team = Team(actors.ray, run, actors.members, away)
-        team.settle_all()
+        team = Team(actors.ray, run, actors.members, msgspec.structs.replace(away, token=token))
+        try:
+            team.settle_all()
+        except ClusterError as error:
+            write_failure(run.settings, cluster, paths, str(error))
+            raise
         return supervise(run, Patience(), team)
-
-
-@contextmanager
-def marked(paths: RunPaths, mark: str) -> Iterator[None]:
-    """By this an actor knows that it sees this very folder."""
-    path = paths.root / f"{MARK}{mark}"
-    path.touch()
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def make_folder(

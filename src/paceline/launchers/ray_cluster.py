@@ -3,7 +3,8 @@
 Called by launchers/on_ray. Must never wait longer than a user would: a port at which no Ray listens is told within
 seconds. Tokens (RAY_AUTH_MODE, RAY_AUTH_TOKEN) are Ray's own, which reads them itself.
 
-1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline.
+1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline; 4. once more,
+with the user's folder, which Ray copies meanwhile: however large it is, who is not let in hears that at once.
 """
 
 import os
@@ -24,8 +25,9 @@ from paceline.errors import ClusterError, UsageError
 MISSING = "--on ray needs Ray, which is not installed here: pip install 'paceline[ray]'."
 CLIENT = "ray://"
 CLIENT_PORT, CONTROL_PORT = 10001, 6379  # Ray's own defaults
-KNOCK_S = 4.0
-CONNECT_S = 10.0  # of a cluster that answers
+KNOCK_S = 3.0
+CONNECT_S = 8.0  # of a cluster that answers
+COPY_S = 600.0
 LOST_S = "5"  # after which a driver outside of the cluster that is gone takes its actors along; Ray's own is 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings, as gRPC begins
 SETTINGS = 4  # the kind of frame that answers it
@@ -45,6 +47,9 @@ class Where(msgspec.Struct, frozen=True):
     def is_client(self) -> bool:
         """Whether the driver is outside of the cluster."""
         return self.address.startswith(CLIENT)
+
+    def __str__(self) -> str:
+        return f"The Ray at {self.address}"
 
 
 def parse(on: str) -> Where | None:
@@ -116,20 +121,37 @@ def silence(address: str) -> str:
 
 @contextmanager
 def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) -> Iterator[Any]:
-    """3. The module ray, connected; whatever this driver has made there ends with it."""
+    """3. and 4. The module ray, connected; whatever this driver has made there ends with it."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # a death is told by us, in a line
     import ray
 
     if where.is_client:
         os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", LOST_S)
     if where.address:
-        within(CONNECT_S, lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET), where)
+        within(CONNECT_S, lambda: ray.init(address=where.address, **QUIET), f"{where} did not let us in", HINT)
+        if runtime_env:
+            ray.shutdown()
+            bring(where, runtime_env)
     else:
         start_own(num_cpus)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def bring(where: Where, runtime_env: Mapping[str, object]) -> None:
+    """4. Connect with a folder."""
+    import ray
+
+    folder = runtime_env["working_dir"]
+    print(f"{folder} is copied to the machines of the Ray at {where.address}", flush=True)
+    within(
+        COPY_S,
+        lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET),
+        f"{where} did not take a copy of {folder}",
+        "put the script into a folder of its own, or what it does not need into a .gitignore.",
+    )
 
 
 def start_own(num_cpus: int) -> None:
@@ -144,8 +166,8 @@ def start_own(num_cpus: int) -> None:
         raise ClusterError(f"No Ray could be started here: {sentence(error)}") from None
 
 
-def within(limit_s: float, connect: Callable[[], object], where: Where) -> None:
-    """Connect in a thread that nobody waits for longer than this."""
+def within(limit_s: float, connect: Callable[[], object], failure: str, hint: str) -> None:
+    """Connect in a thread that nobody waits for longer than this; `hint`: what one may do then."""
     failed: list[BaseException] = []
     done = threading.Event()
 
@@ -157,14 +179,13 @@ def within(limit_s: float, connect: Callable[[], object], where: Where) -> None:
         finally:
             done.set()
 
-    at = f"The Ray at {where.address}"
     with silenced():
         threading.Thread(target=body, name="ray-connect", daemon=True).start()
         done.wait(limit_s)
     if not done.is_set():
-        raise ClusterError(f"{at} did not let us in within {limit_s:g} s; {HINT}")
+        raise ClusterError(f"{failure} within {limit_s:g} s; {hint}")
     if failed:
-        raise ClusterError(f"{at} did not let us in: {sentence(failed[0])}") from None
+        raise ClusterError(f"{failure}: {sentence(failed[0])}") from None
 
 
 @contextmanager
@@ -179,6 +200,19 @@ def silenced() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
+
+
+def why(error: BaseException) -> str:
+    """The cause in Ray's long message.
+
+    >>> why(RuntimeError("The actor died\\nModuleNotFoundError: No module named 'paceline'\\nmore"))
+    "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    """
+    text = str(error)
+    if "No module named 'paceline" in text:
+        return "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    causes = [line.strip() for line in text.splitlines() if "Error: " in line]
+    return causes[-1] if causes else sentence(error)
 
 
 def sentence(error: BaseException) -> str:

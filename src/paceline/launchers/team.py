@@ -10,7 +10,8 @@ start; 3. until the process has ended, its news are taken in: pieces of logs, te
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any
@@ -18,26 +19,27 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import MANIFEST
+from paceline.checkpoint.manifest import folder_name
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
-from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError
+from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError, UsageError
 from paceline.launchers import mirror
-from paceline.launchers.actors import News, Order, Place
+from paceline.launchers.actors import Carried, News, Order, Place, carried, torch_version
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
-from paceline.launchers.ray_cluster import sentence
+from paceline.launchers.ray_cluster import sentence, why
 from paceline.telemetry.lines import ERROR
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+from paceline.version import VERSION
 
 NEWS_S = 1.0  # that an actor waits before it says that there are none
-ANSWER_S = 10.0  # beyond that it is asked whether it is still the same
+ANSWER_S = 10.0
+REACH_S = 30.0  # an actor that is out of reach for longer counts as gone
 AGAIN_S = 0.2
 REST_S = 20.0
-Piece = tuple[str, int, bytes, bool]  # of mirror.Piece
 
 
 class Member:
@@ -47,7 +49,10 @@ class Member:
         self.task = task
         self.handle = handle
         self.is_later = is_later  # nobody waits for it while there is no room
-        self.place: Place | None = None
+        self.place: Place | None = None  # where it was last
+        self.is_there = False
+        self.known_life = ""  # which has what an earlier one has told
+        self.seen = 0  # the last batch of pieces that came
         self.is_shared = True  # it writes into the driver's run folder itself
         self.has_memory = False
         self.is_empty = False  # its next start
@@ -115,8 +120,8 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     """What is different in an actor."""
 
     program: Program  # as it is called in Ray's copy of the user's folder
-    mark: str  # by which an actor knows the driver's run folder
     host: str = ""  # where tasks listen; "": at their machine's address
+    token: str = ""  # by which an actor knows the driver's run folder
 
 
 class Team:
@@ -130,13 +135,14 @@ class Team:
         self._away = away
         self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
+        self._has_told = self._has_compared = False
         for member in members.values():
             if member.is_later:
                 self._expect(member)
 
     def start(self, start: Start) -> None:
         member = self._members[start.task]
-        if member.is_later and member.place is None:
+        if member.is_later and not member.is_there:
             self._expect(member)
             return
         remote = Remote(member, self._ray)
@@ -145,11 +151,14 @@ class Team:
 
     def settle_all(self) -> None:
         """Before the first start: the actors that are there find their folders, with what is to be gone on from."""
-        for member in self._members.values():
-            if member.place is not None:
-                self._settle(member, ANSWER_S)
-        if self._run.settings.resume != "none":
-            self.bring_checkpoint()
+        try:
+            for member in self._members.values():
+                if member.place is not None:
+                    member.known_life = self._settle(member, ANSWER_S).life
+            if self._run.settings.resume != "none":
+                self._bring_checkpoint(self._members.values())
+        except self._ray.exceptions.RayError as error:
+            raise ClusterError(f"the Ray actors could not be made ready: {why(error)}") from None
 
     def refusal(self, task: Task) -> str:
         return ""
@@ -161,19 +170,26 @@ class Team:
         self._members[task].is_empty = True
 
     def close(self) -> bool:
-        """What the actors still have of their files is taken in."""
+        """What the actors still have of their files is taken in, and removed there; whether all of it came."""
         deadline = time.monotonic() + REST_S
         apart = [each for each in self._members.values() if each.place is not None and not each.is_shared]
         came = [self._take_rest(member, deadline) for member in apart]
-        return all(came)
+        return all(came) and not self._has_told
 
     def _take_rest(self, member: Member, deadline: float) -> bool:
-        """Whether all of it came."""
+        """Whether all of it came; what could not be kept here stays there."""
         try:
-            while pieces := self._ray.get(member.handle.rest.remote(), timeout=deadline - time.monotonic()):
+            while True:
+                left_s = deadline - time.monotonic()
+                member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=left_s)
+                if not pieces:
+                    break
                 self._keep(pieces)
         except (self._ray.exceptions.RayError, ValueError):
             return False
+        if not self._has_told:
+            with suppress(self._ray.exceptions.RayError, ValueError):
+                self._ray.get(member.handle.clear.remote(), timeout=ANSWER_S)
         return True
 
     def _in_thread(self, name: str, body: Any) -> None:
@@ -185,6 +201,9 @@ class Team:
         def body() -> None:
             try:
                 self._settle(member, limit_s=None)
+            except UsageError as error:
+                print(f"paceline: {member.task} cannot join: {error}", flush=True)
+                return
             except (self._ray.exceptions.RayError, ClusterError, OSError):
                 return  # the run is over
             self.children.arrive(member.task)
@@ -193,20 +212,24 @@ class Team:
 
     def _live(self, remote: Remote, member: Member, start: Start) -> None:
         """One start, from 1. to 3."""
+        code = EXIT_CLUSTER
         try:
             code = self._lived(remote, member, start)
         except (self._ray.exceptions.RayError, PacelineError, OSError) as error:
             self._note(member.task, f"its Ray actor could not go on: {sentence(error)}")
-            code = EXIT_CLUSTER
-        remote.end(code)
+            remote.signal_all(SIGKILL)  # nobody watches it any more
+        finally:
+            remote.end(code)
 
     def _lived(self, remote: Remote, member: Member, start: Start) -> int:
         settings = start.assignment.settings
-        if self._settle(member, settings.wait_s):
+        place = self._settle(member, settings.wait_s)
+        if place.life != member.known_life:
             self._hand_over(member)
             if start.task.job == "ps":
-                self._find(member)
-                self.bring_checkpoint()
+                self._find(member, place)
+            self._bring_checkpoint(self._members.values() if start.task.job == "ps" else [member])
+            member.known_life = place.life
         if remote.is_unwanted:
             return -SIGKILL
         number = self._ray.get(member.handle.start.remote(*self._order(member, start)), timeout=settings.wait_s)
@@ -215,45 +238,57 @@ class Team:
         while True:
             news = self._news(member, number)
             if news is None:
-                member.place, member.has_memory = None, False
+                member.is_there = member.has_memory = False
                 self._note(member.task, "its Ray actor is gone, or its machine; Ray starts it again, if it can")
                 return -SIGKILL
             member.has_memory = news.has_memory
             if news.code is not None:
                 return news.code
 
-    def _settle(self, member: Member, limit_s: float | None) -> bool:
-        """1. Where the actor is, and where it writes to; True: it is a new one."""
-        before, deadline = member.place, None if limit_s is None else time.monotonic() + limit_s
-        port = before.port if before is not None else self._port(member.task)
-        place = self._ask(member.handle.place, (self._away.host, port), deadline)
-        member.place = msgspec.json.decode(place, type=Place)
-        where = (str(self._run.paths.root), str(member.task), self._away.mark)
+    def _settle(self, member: Member, limit_s: float | None) -> Place:
+        """1. Where the actor is, and where it writes to."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        place = self._place(member, deadline)
+        self._compare(place)
+        where = (str(self._run.paths.root), str(member.task), self._away.token)
         member.is_shared = self._ask(member.handle.settle, where, deadline)
-        return before is None or member.place.life != before.life
+        if member.place is None or member.place.life != place.life:
+            member.seen = 0
+        member.place, member.is_there = place, True
+        return place
+
+    def _compare(self, place: Place) -> None:
+        """Ray may put an actor on a machine that nobody has looked at yet."""
+        check_version(place)
+        if place.torch != (own := torch_version()) and not self._has_compared:
+            self._has_compared = True
+            print(f"Note: {place.machine} has torch {place.torch}, and this machine {own}", flush=True)
+
+    def _place(self, member: Member, deadline: float | None) -> Place:
+        port = member.place.port if member.place is not None else self._port(member.task)
+        return msgspec.json.decode(self._ask(member.handle.place, (self._away.host, port), deadline), type=Place)
 
     def _hand_over(self, member: Member) -> None:
         """A new actor goes on behind what the task has told before."""
         paths = self._run.paths
         for path in (paths.telemetry(member.task), paths.ledger(member.task)):
             if not member.is_shared and path.exists():
-                self._bring(member, pieces_of(path, path.relative_to(paths.root).as_posix()))
+                self._bring(member, mirror.whole(path, path.relative_to(paths.root).as_posix()))
 
-    def _find(self, member: Member) -> None:
+    def _find(self, member: Member, place: Place) -> None:
         """Where Ray has put a ps, everybody must look for it."""
-        assert member.place is not None
         known = self._moves.get(member.task, self._run.cluster.address(member.task))
-        if member.place.address == known:
+        if place.address == known:
             return
-        self._moves[member.task] = member.place.address
-        moved.write(self._run.paths.root, {member.task: member.place.address})
+        self._moves[member.task] = place.address
+        moved.write(self._run.paths.root, {member.task: place.address})
         for each in self._members.values():
             if each is not member and each.place is not None and not each.is_shared:
-                each.handle.move.remote({str(member.task): member.place.address})
+                each.handle.move.remote({str(member.task): place.address})
 
-    def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
+    def _bring(self, member: Member, pieces: Iterable[mirror.Piece]) -> None:
         for piece in pieces:
-            self._ray.get(member.handle.keep.remote([piece]), timeout=REST_S)
+            self._ray.get(member.handle.keep.remote([carried(piece)]), timeout=REST_S)
 
     def _ask(self, method: Any, args: tuple[object, ...], deadline: float | None) -> Any:
         """Call until the actor is there; what Ray says of one that will not come back is raised."""
@@ -293,71 +328,77 @@ class Team:
 
     def _news(self, member: Member, number: int) -> News | None:
         """3. How the task fares; None: its actor is gone. All that it has written comes before the news of its end."""
-        assert member.place is not None
         while True:
             try:
-                told, pieces = self._ray.get(member.handle.news.remote(number, NEWS_S), timeout=ANSWER_S)
-            except self._ray.exceptions.GetTimeoutError:
-                continue
+                told, pieces = self._await(member.handle.news.remote(number, NEWS_S, member.seen))
             except self._ray.exceptions.RayActorError:
                 if self._is_same(member):
                     continue
                 return None
-            self._keep(pieces)
             news = msgspec.json.decode(told, type=News)
+            self._keep(pieces)
+            member.seen = news.batch
             if news.code is None or not pieces:
                 return news
+
+    def _await(self, answer: Any) -> Any:
+        """An answer that takes long is waited for, and not asked for once more."""
+        while True:
+            try:
+                return self._ray.get(answer, timeout=ANSWER_S)
+            except self._ray.exceptions.GetTimeoutError:
+                continue
 
     def _is_same(self, member: Member) -> bool:
         """Whether an actor that did not answer has only been out of reach."""
         assert member.place is not None
         try:
-            told = self._ray.get(member.handle.place.remote(self._away.host, member.place.port), timeout=ANSWER_S)
-        except self._ray.exceptions.RayError:
+            return self._place(member, time.monotonic() + REACH_S).life == member.place.life
+        except (self._ray.exceptions.RayError, ClusterError):
             return False
-        return msgspec.json.decode(told, type=Place).life == member.place.life
 
-    def _keep(self, pieces: Sequence[Piece]) -> None:
+    def _tell_once(self, text: str) -> None:
+        """What costs no more than a file must not cost the run."""
+        if not self._has_told:
+            self._has_told = True
+            print(f"paceline: {text}; the run goes on, and its folder will lack some of its files.", flush=True)
+
+    def _keep(self, pieces: Sequence[Carried]) -> None:
         paths = self._run.paths
         with self._keeping:
             for piece in pieces:
-                if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
-                    retain(paths.checkpoints, self._run.settings.keep)
+                try:
+                    if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
+                        retain(paths.checkpoints, self._run.settings.keep)
+                except (PacelineError, OSError) as error:
+                    self._tell_once(f"a piece of {piece[0]} could not be kept: {sentence(error).rstrip('.')}")
 
-    def bring_checkpoint(self) -> None:
-        """The ps begin without memory: the workers, who fill them, get the newest checkpoint."""
+    def _bring_checkpoint(self, members: Iterable[Member]) -> None:
+        """The workers, who fill a ps that begins without memory, get the newest checkpoint; one that is gone gets it
+        when it is there again."""
         source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
-        for member in self._members.values():
-            if source is not None and member.task.job != "ps" and member.place is not None and not member.is_shared:
-                self._bring(member, checkpoint_pieces(source))
+        for member in members:
+            if source is not None and member.task.job != "ps" and member.is_there and not member.is_shared:
+                name = f"{mirror.CHECKPOINTS}/{folder_name(read.examine(source).global_step)}"
+                with suppress(self._ray.exceptions.RayActorError):
+                    self._bring(member, mirror.whole(source, name))
 
     def _note(self, task: Task, text: str) -> None:
-        with self._keeping, self._run.paths.logs(task).open("a") as log:
+        with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:
             log.write(f"{ERROR}{text}\n")
+
+
+def check_version(place: Place) -> None:
+    """Tasks of one run speak one language."""
+    if place.version != VERSION:
+        raise UsageError(
+            f"{place.machine} has paceline {place.version}, and this is {VERSION}; "
+            "install the same on all machines of the Ray cluster."
+        )
 
 
 def resumed(resume: str, own: Path) -> Path | None:
     """The checkpoint to go on from: the run's newest, else what --resume names."""
-    if (newest := read.newest(own)) is not None:
+    if (newest := read.newest(own)) is not None or resume in ("auto", "none"):
         return newest
-    if resume in ("auto", "none"):
-        return None
-    path = Path(resume)
-    if (path / MANIFEST).exists():
-        return path
-    return read.newest(path / "checkpoints" if (path / "checkpoints").is_dir() else path)
-
-
-def checkpoint_pieces(checkpoint: Path) -> Iterator[Piece]:
-    """A checkpoint, its manifest last."""
-    for path in sorted(checkpoint.iterdir(), key=lambda each: each.name == MANIFEST):
-        yield from pieces_of(path, f"{mirror.CHECKPOINTS}/{checkpoint.name}/{path.name}")
-
-
-def pieces_of(path: Path, name: str) -> Iterator[Piece]:
-    """A file as it is now; a manifest in one piece."""
-    size, offset = path.stat().st_size, 0
-    with path.open("rb") as file:
-        while data := file.read(size if path.name == MANIFEST else mirror.PIECE_BYTES):
-            yield name, offset, data, offset + len(data) >= size
-            offset += len(data)
+    return read.named(Path(resume))

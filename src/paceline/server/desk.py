@@ -86,7 +86,8 @@ class Desk:
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
             offers = (0, -1) if core.is_initialised else core.rewinding.offered(join.worker, join.offer)
-            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes, *offers)
+            is_chief_lost = core.members[0].phase is Phase.LOST
+            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes, *offers, is_chief_lost)
         with suppress(ConnectionLost):  # its own thread sees that; `answers` are for others
             peer.channel.say(reply)
             if peer.channel.shares_memory:

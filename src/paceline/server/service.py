@@ -44,6 +44,7 @@ class Service:
         self.on_eviction: Callable[[str], None] = lambda reason: None
         self._told_wrong = ""  # by a peer, the last time
         self.is_released = True  # False while a launcher may still start a worker again, even one that has closed
+        self._all_have_ended = False  # a launcher has said so
         self._began_s = time.monotonic()
         self._waking = threading.Condition()
         self._wake_s: list[float] = []
@@ -74,7 +75,7 @@ class Service:
 
     def release(self) -> None:
         """From a signal handler: no worker will be started again, so `run` may end once all have closed."""
-        self.is_released = True
+        self.is_released = self._all_have_ended = True
 
     def stop(self) -> None:
         """From a signal handler or another thread: end `run`."""
@@ -96,7 +97,9 @@ class Service:
         core = self.core
         now_s = time.monotonic()
         with core.lock:
-            if core.peers or core.members.live or core.members.missing or core.rewinding.is_under_way(now_s):
+            if core.peers or core.members.live or core.members.missing:
+                return False
+            if core.rewinding.is_under_way(now_s) and not (core.members.are_done or self._all_have_ended):
                 return False
             if not self.is_released:
                 return False

@@ -65,6 +65,7 @@ class Joined(Message, frozen=True):
     segment_bytes: list[int]
     offers: int = 0  # to a ps without values: how many workers have some, and who has the newest
     freshest: int = -1
+    is_chief_lost: bool = False  # nobody will start it again
 
 
 EPOCH, STEP, BATCH = "epoch", "step", "batch"  # boundaries: the next value of ctx.epochs or ctx.steps, the next batch

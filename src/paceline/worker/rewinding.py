@@ -68,8 +68,8 @@ class Rewinder:
                 self._since_s.clear()
             except (ConnectionLost, Refused) as error:  # another worker is quicker, or a ps is still on its way
                 reason = f"{reason}: {error}"
-            except ClusterError as error:  # what this worker cannot find, the chief may
-                if self._me.is_chief:
+            except ClusterError as error:  # what this worker cannot find, the chief may, or one whose turn comes later
+                if self._me.is_chief or (joined.is_chief_lost and self._all_had_turns(now_s - since_s)):
                     raise
                 reason = f"{reason}: {error}"
         raise ConnectionLost(reason)
@@ -86,6 +86,9 @@ class Rewinder:
         if joined.freshest == self._me.worker:
             return joined.offers == len(self._me.worker_devices) or waited_s >= TURN_S
         return self.has_trained and waited_s >= TURN_S * (FRESHER_TURNS + self._me.worker)
+
+    def _all_had_turns(self, waited_s: float) -> bool:
+        return waited_s >= TURN_S * len(self._me.worker_devices)
 
     def _has_rounds(self, dial: m.Dial) -> bool:
         return make_mode(dial.spec, len(self._me.worker_devices)).has_rounds

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import ClusterError, UsageError
+from paceline.cli.main import main
+from paceline.errors import EXIT_USAGE, ClusterError, UsageError
 from paceline.launchers import ray_cluster
 from paceline.launchers.bundles import Wish, bundles
 from paceline.launchers.entry import Program
@@ -161,3 +162,11 @@ def test_a_ray_that_does_not_say_how_far_it_grows() -> None:
         ClusterError, match=r"asks for 3 x \(1 CPU\), .* whether it may grow could not be asked: Get timed"
     ):
         check_can_fit(ray, asked)
+
+
+def test_what_is_no_address_is_refused_before_anything_is_shown(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--on", "k8s", "--dry-run", str(script)])
+    assert ended.value.code == EXIT_USAGE

@@ -29,7 +29,7 @@ from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.folders import write_failure
 from paceline.launchers.ports import LOOPBACK
-from paceline.launchers.ray_cluster import Where, connected, find, why
+from paceline.launchers.ray_cluster import Where, connected, find, parse, why
 from paceline.launchers.supervisor import Patience, supervise
 from paceline.launchers.syncing import token_in
 from paceline.launchers.team import Away, Member, Team, check_version
@@ -94,6 +94,7 @@ def dry_run(request: local.Request, how: OnRay) -> int:
 def checked(request: local.Request, how: OnRay) -> Wish:
     """1. What is asked for, or a UsageError."""
     settings = request.settings
+    parse(how.on)
     if isinstance(request.ps, tuple) or isinstance(request.workers, tuple):
         raise UsageError("--on ray finds the addresses itself; leave out --ps_hosts and --worker_hosts.")
     if settings.plain:

@@ -205,8 +205,9 @@ class TaskActor:
         return self._pieces(seen)
 
     def clear(self) -> None:
-        """All that this task has written here, in this life and in earlier ones, is with the driver now."""
-        if self._mirror is None:
+        """All that this task has written here, in this life and in earlier ones, is with the driver now; what cannot be
+        sent (links, hidden files) stays."""
+        if self._mirror is None or self._mirror.left():
             return
         own = self._folder.root
         for folder in own.parent.glob(f"{own.name.rpartition('-')[0]}-*"):

@@ -77,7 +77,7 @@ def test_a_ray_that_ran_here_and_is_gone_is_none(tmp_path: Path) -> None:
 
 
 def test_connecting_has_a_deadline() -> None:
-    assert ray_cluster.KNOCK_S + ray_cluster.CONNECT_S <= 11  # with the start of Python and Ray still below 15
+    assert ray_cluster.KNOCK_S + ray_cluster.CONNECT_S <= 12  # with the start of Python and Ray still below 15
     with pytest.raises(ClusterError, match=r"did not let us in within 0\.05 s; is it the right one\?"):
         ray_cluster.within(0.05, threading.Event().wait, "It did not let us in", "is it the right one?")
 

@@ -25,8 +25,8 @@ from paceline.errors import ClusterError, UsageError
 MISSING = "--on ray needs Ray, which is not installed here: pip install 'paceline[ray]'."
 CLIENT = "ray://"
 CLIENT_PORT, CONTROL_PORT = 10001, 6379  # Ray's own defaults
-KNOCK_S = 3.0
-CONNECT_S = 8.0  # of a cluster that answers
+KNOCK_S = 2.0
+CONNECT_S = 10.0  # of a cluster that answers
 COPY_S = 600.0
 LOST_S = "5"  # after which a driver outside of the cluster that is gone takes its actors along; Ray's own is 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings, as gRPC begins

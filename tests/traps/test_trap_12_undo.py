@@ -27,6 +27,7 @@ def test_a_killed_ps_goes_on_where_it_was() -> None:
 
 @linux
 @pytest.mark.slow
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("mode", ["async", "sync", "1 of 2", "4 of 2", "bounded"])
 def test_hundreds_of_kills(mode: str) -> None:
     told = killed("Adam", mode, 300, 600_000)

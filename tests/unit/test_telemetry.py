@@ -392,6 +392,16 @@ def test_the_newest_report_of_each_task_counts(tmp_path: Path) -> None:
     assert servers == [PsReport(index=0, updates=9, staleness={"1": {"0": 2}}, global_step=9)]
 
 
+def test_an_end_that_only_ps_0_has_written_down_yet_counts(tmp_path: Path) -> None:
+    """By hand ps:0 sums up when it has heard of all ends; a worker's own file may get its last lines after that."""
+    worker, ps = sink_of(tmp_path), sink_of(tmp_path, Task("ps", 0))
+    worker.event("start", task="worker:0")
+    worker.close()
+    ps.event("report", task="worker:0", report=WorkerReport(index=0, steps=7))
+    ps.close()
+    assert reports(tmp_path)[0] == [WorkerReport(index=0, task="worker:0", steps=7)]
+
+
 def test_a_killed_task_is_told_from_its_last_tick(tmp_path: Path) -> None:
     out = sink_of(tmp_path)
     out.event("start", task="worker:0")

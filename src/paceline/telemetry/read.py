@@ -4,7 +4,7 @@ Called by the launcher for the summary, by reports and dashboards.
 Must never fail on what a killed task left: half a line, a line of another version, no file at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ def reports(run_dir: Path | str) -> tuple[list[WorkerReport], list[PsReport]]:
     workers: list[WorkerReport] = []
     servers: list[PsReport] = []
     for task, history in sorted(_by_task(run_dir).items()):
-        report, tick = _newest(iter(history))
+        report, tick = _newest(sorted(history, key=lambda record: record.t))  # ps:0 may know of an end before its file
         if task.job == "ps":
             servers.append(_shaped(report, PsReport) or _lost_ps(task, tick))
         elif task.job in ("chief", "worker"):
@@ -67,7 +67,7 @@ def _by_task(run_dir: Path | str) -> dict[Task, list[Record]]:
     return found
 
 
-def _newest(history: Iterator[Record]) -> tuple[object, Tick | None]:
+def _newest(history: Iterable[Record]) -> tuple[object, Tick | None]:
     """The report of the last incarnation, if it made one or had none to make, and the last tick of any."""
     report: object = None
     earlier: object = None

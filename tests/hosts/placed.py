@@ -4,11 +4,14 @@ Used by tests/hosts. The run folder is on storage that all hosts share, as a net
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from processes import Process
 from running_hosts import RunningHost
+
+from paceline.checkpoint.read import load_newest
 
 PS_PORT, WORKER_PORT = 2222, 3333
 
@@ -59,3 +62,15 @@ def end(tasks: Mapping[str, Process]) -> None:
     """All end well, workers first."""
     for name in sorted(tasks, reverse=True):
         tasks[name].ends_with(0)
+
+
+def saved_step(run: Path) -> int:
+    """Of the newest checkpoint, once there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if list((run / "checkpoints").glob("step-*/MANIFEST.json")):
+            found = load_newest(run / "checkpoints")
+            if found is not None:
+                return found.state.global_step
+        time.sleep(0.02)  # a thread of the chief writes it
+    raise AssertionError("no checkpoint was written")

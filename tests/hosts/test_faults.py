@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from placed import Placed, end
+from placed import Placed, end, saved_step
 from processes import Gate
 from running_hosts import RunningHost
 
-from paceline.checkpoint.read import load_newest
 from paceline.telemetry.ledgers import verdict_of
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -74,15 +73,3 @@ def test_the_host_of_the_ps_is_lost_and_its_shard_restored_elsewhere(
     assert said.count(f"ps:0 has moved from {first.at(2222)} to {second.at(2222)}") >= 2
     assert cluster.lanes() == {("worker:0", "ps:0"): "shm", ("worker:1", "ps:0"): "tcp"}
     assert verdict_of(cluster.run).is_ok
-
-
-def saved_step(run: Path) -> int:
-    """Of the newest checkpoint, once there is one."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if list((run / "checkpoints").glob("step-*/MANIFEST.json")):
-            found = load_newest(run / "checkpoints")
-            if found is not None:
-                return found.state.global_step
-        time.sleep(0.02)  # a thread of the chief writes it
-    raise AssertionError("no checkpoint was written")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from placed import saved_step
 from processes import Gate, Process, Processes
 from running_hosts import RunningHost
 
@@ -28,6 +29,10 @@ class Cluster:
 
     def run(self, *words: object) -> Process:
         return self.hosts[0].paceline("run", "--cluster", "cluster.toml", "--run-dir", "run", *words)
+
+    @property
+    def run_dir(self) -> Path:
+        return self._folder / "run"
 
     @property
     def summary(self) -> dict[str, object]:
@@ -61,6 +66,7 @@ def test_a_host_without_power_is_replaced(cluster: Make, gate: Gate) -> None:
     gates = ("--gate", f"0:12:{gate.path}", "--gate", f"1:15:{gate.path}")
     run = made.run("--workers", "2", "--save-every", "5", "train.py", "--epochs", "1", *gates)
     held = gate.arrivals(2)
+    saved_step(made.run_dir)  # the launcher has one
     made.hosts[1].stop_ssh()
     held["worker:1"].release()
     gate.arrival().release()

@@ -222,11 +222,11 @@ class Client:
     def _gradient_again(self, link: Link) -> None:
         """The same push, on another connection: whole, also what went in buckets before."""
         payload = self._payloads[link.index]
-        if self._again is not None and not self._flags & Flag.NOT_FINITE and not link.shares_memory:
+        if self._again is not None and not self._flags & Flag.NOT_FINITE:
             kept = self._again(link.index)
             if kept is None:
                 raise Voided
-            payload = kept
+            payload = link.as_it_takes(kept)
         kind = Kind.STAGE if link.index and self._has_rounds else Kind.PUSH
         flags = self._flags if link.index else self._flags | self._wants_ticket
         link.send(kind, flags, self.push_id, self._tail, payload)

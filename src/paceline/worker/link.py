@@ -63,6 +63,7 @@ class Link:
         self.version = 0
         self.offset = 0  # this shard's version less ps:0's, where rounds are counted
         self.slot: memoryview | None = None
+        self._left: memoryview | None = None  # the slot of the connection before, where this one has none
         self.slot_bytes = 0  # of a gradient in a slot that both map; where it travels the channel counts it
         self.copied_in = 0  # bytes, into the slot
         self._copied_out = 0  # and out of what the ps shares
@@ -138,9 +139,24 @@ class Link:
         if self.lineage == lineage:
             self.version = version
         self.connections += 1
+        self._left = None
         if is_same and old is not None and self.slot is not None:
             self.slot[:] = old
+        elif is_same and old is not None:  # it was on this host before
+            self._left = old[: self.slot_bytes]
         return joined
+
+    def as_it_takes(self, gradient: Sequence[Buffer]) -> Sequence[Buffer]:
+        """What was pushed on the connection before, for this one, whose ps may have come to this host, or left it: where
+        memory is shared it lies in the slot, elsewhere it travels."""
+        if self.slot is None:
+            return (self._left,) if self._left is not None and not gradient else gradient
+        start = 0
+        for part in gradient:
+            raw = memoryview(part).cast("B")
+            self.slot[start : start + raw.nbytes] = raw
+            start += raw.nbytes
+        return ()
 
     def ask(self, request: Request, bulk: Sequence[Buffer] = ()) -> Reply:
         """A cold request and its reply; a refusal is raised."""

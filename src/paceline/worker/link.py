@@ -147,8 +147,8 @@ class Link:
         return joined
 
     def as_it_takes(self, gradient: Sequence[Buffer]) -> Sequence[Buffer]:
-        """What was pushed on the connection before, for this one, whose ps may have come to this host, or left it: where
-        memory is shared it lies in the slot, elsewhere it travels."""
+        """What was pushed on the connection before, for this one, whose ps may have come to this host, or left it:
+        where memory is shared it lies in the slot, elsewhere it travels."""
         if self.slot is None:
             return (self._left,) if self._left is not None and not gradient else gradient
         start = 0

@@ -13,7 +13,7 @@ from running_hosts import RunningHost
 
 from paceline.telemetry.ledgers import verdict_of
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
 Hosts = Callable[[int], list[RunningHost]]
 
 

@@ -13,6 +13,7 @@ from running_hosts import RunningHost
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("ray"),
 ]

@@ -10,7 +10,7 @@ import pytest
 from processes import Gate, Processes
 from running_hosts import RunningHost
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
 
 
 def test_a_host_is_cut_off_and_comes_back(

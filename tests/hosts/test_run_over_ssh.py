@@ -11,7 +11,7 @@ from placed import saved_step
 from processes import Gate, Process, Processes
 from running_hosts import RunningHost
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
 
 
 class Cluster:

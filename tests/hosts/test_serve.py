@@ -15,7 +15,7 @@ from paceline.lab.measuring.hosts import lacking
 from paceline.lab.measuring.whole_runs import command_of, read
 from paceline.telemetry.paths import RunPaths
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180)]
 Hosts = Callable[[int], list[RunningHost]]
 SHORT_EPOCHS = 2
 

@@ -8,7 +8,7 @@ from processes import Processes
 
 from paceline.lab.measuring.hosts import lacking
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 def test_two_of_three_do_not_wait_for_the_cable(processes: Processes, tmp_path: Path) -> None:

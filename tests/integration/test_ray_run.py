@@ -14,7 +14,7 @@ from ray_cluster import RayCluster, ray_cluster
 
 from paceline.telemetry.paths import RunPaths
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.usefixtures("ray")]
 CPUS = 4
 
 

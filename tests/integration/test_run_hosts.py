@@ -20,6 +20,8 @@ from paceline.checkpoint import read
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.ledgers import verdict_of
 
+pytestmark = pytest.mark.timeout(180)
+
 HOSTS = ("server1", "server2")
 
 

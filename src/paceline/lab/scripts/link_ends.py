@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import paceline
 from paceline.errors import ProtocolError, WaitTimeout
@@ -157,7 +158,7 @@ def by_gloo(args: argparse.Namespace) -> Exchange:
     return exchange
 
 
-def joined_gloo(args: argparse.Namespace, rank: int):  # type: ignore[no-untyped-def]
+def joined_gloo(args: argparse.Namespace, rank: int) -> tuple[ModuleType, ModuleType]:
     """torch, and torch.distributed with its group made; only this end imports them."""
     os.environ["GLOO_SOCKET_IFNAME"] = OUTER
     import torch

@@ -1,6 +1,7 @@
 """`paceline run --on ray` over two machines: tensors cross the link on our own lane, files come back to the driver."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,12 @@ def on_machines(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def lanes_said(folder: Path, num_workers: int) -> list[list[str]]:
+    """What each worker's log says of its lanes, one after the other."""
+    logs = [(folder / "logs" / f"worker-{index}.log").read_text() for index in range(num_workers)]
+    return [re.findall(r"lane (\w+)", log) for log in logs]
+
+
 def test_two_machines_train_one_model_and_all_files_come_back(
     machines: list[RunningHost], cluster: RayCluster, train: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +94,19 @@ def test_two_machines_train_one_model_and_all_files_come_back(
     assert list(Path(cluster.environ["RAY_TMPDIR"]).rglob(".paceline")) == []  # no key, no log in Ray's copy
 
 
+def test_one_ps_and_two_workers_over_two_machines(
+    machines: list[RunningHost], cluster: RayCluster, train: Path, tmp_path: Path
+) -> None:
+    """Two CPUs each: Ray has to put somebody on another machine than the ps, and that one crosses the link."""
+    flags = ["--on", cluster.address, "--mode=sync", "--run-dir=made"]
+    machines[0].paceline("run", *flags, train, within_s=120, **cluster.environ).ends_with(0)
+    placed = on_machines(tmp_path / "made")
+    (beside,) = (tasks for tasks in placed.values() if "ps:0" in tasks)
+    wanted = [["shm"] if f"worker:{index}" in beside else ["tcp"] for index in range(2)]
+    assert len(placed) == 2 and ["tcp"] in wanted, placed
+    assert lanes_said(tmp_path / "made", 2) == wanted
+
+
 def test_a_machine_that_is_lost_is_replaced_and_the_ps_is_found_where_ray_puts_it(
     processes: Processes, machines: list[RunningHost], train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -100,6 +120,7 @@ def test_a_machine_that_is_lost_is_replaced_and_the_ps_is_found_where_ray_puts_i
         run = first.paceline("run", *flags, train, "--gate", f"0:30:{gate.path}", within_s=240, **cluster.environ)
         arrived = gate.arrival()
         assert on_machines(tmp_path / "made")[second.address] == ["ps:0"]
+        assert lanes_said(tmp_path / "made", 2) == [["tcp"], ["tcp"]]
         second.kill()
         run.wait_for("ps:0 was killed by SIGKILL; .* starting it again")
         arrived.release()

@@ -41,6 +41,11 @@ class Cluster:
     def log(self, task: str) -> str:
         return (self._folder / "run" / "logs" / f"{task}.log").read_text()
 
+    def log_there(self, number: int, task: str) -> str:
+        """As it is on the host now, whether it has come or not."""
+        (path,) = self.hosts[number].folder.rglob(f"logs/{task}.log")
+        return path.read_text()
+
 
 Make = Callable[[list[int]], Cluster]
 
@@ -67,6 +72,7 @@ def test_a_host_without_power_is_replaced(cluster: Make, gate: Gate) -> None:
     run = made.run("--workers", "2", "--save-every", "5", "train.py", "--epochs", "1", *gates)
     held = gate.arrivals(2)
     saved_step(made.run_dir)  # the launcher has one
+    assert "lane tcp" in made.log_there(2, "worker-1"), "its ps is on the other host"
     made.hosts[1].stop_ssh()
     held["worker:1"].release()
     gate.arrival().release()
@@ -74,6 +80,8 @@ def test_a_host_without_power_is_replaced(cluster: Make, gate: Gate) -> None:
     assert f"it starts on h2, at {made.hosts[2].address}:" in run.text
     assert made.summary["restarts_by_task"] == {"ps:0": 1, "worker:0": 1}
     assert "has moved from" in made.log("worker-1")
+    pairs = made.summary["pairs"]
+    assert isinstance(pairs, list) and {pair["lane"] for pair in pairs} == {"shm"}, "now the ps is beside both"
 
 
 def test_a_host_that_is_cut_off_for_good(cluster: Make, gate: Gate) -> None:
@@ -81,6 +89,7 @@ def test_a_host_that_is_cut_off_for_good(cluster: Make, gate: Gate) -> None:
     made = cluster([1, 1])
     run = made.run("--lease-s", "2", "train.py", "--epochs", "1", "--gate", f"1:3:{gate.path}")
     arrival = gate.arrival()
+    assert "lane tcp" in made.log_there(2, "worker-1"), "its ps is on the other host"
     made.hosts[2].cut()
     gate.arrival().release()
     run.ends_with(0)

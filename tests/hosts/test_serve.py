@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from placed import Placed, end
+from placed import PS_PORT, Placed, end
 from processes import Processes
 from running_hosts import RunningHost
 
@@ -18,6 +18,13 @@ from paceline.telemetry.paths import RunPaths
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180)]
 Hosts = Callable[[int], list[RunningHost]]
 SHORT_EPOCHS = 2
+SHAKE_HANDS = """
+import socket, ssl, sys
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) as link, context.wrap_socket(link) as inside:
+    print(inside.version())
+"""
 
 
 def test_any_order_and_any_form_of_flag(hosts: Hosts, train: Path, tmp_path: Path) -> None:
@@ -54,11 +61,20 @@ def test_rows_of_document_000(number: str, processes: Processes, tmp_path: Path)
 
 
 def test_with_tls(hosts: Hosts, train: Path, tmp_path: Path) -> None:
+    """The ps begins to speak TLS with whoever asks, and whoever does not is refused; then all train."""
     first, second = hosts(2)
     first.paceline("keys", "new", tmp_path / "keys").ends_with(0)
-    flags = ("--secret-file", tmp_path / "keys" / "secret", "--tls", "--mode=sync")
+    flags = ("--secret-file", tmp_path / "keys" / "secret", "--mode=sync")
     cluster = Placed(tmp_path, [first], [first, second], flags)
-    end(cluster.start_all(train, "--epochs", "1"))
+    tasks = {"ps:0": cluster.start("ps", 0, flags=["--tls"])}
+    tasks["ps:0"].wait_for("Started server")
+    asked = second.start(sys.executable, "-c", SHAKE_HANDS, first.address, PS_PORT).ends_with(0)
+    assert asked.lines[-1].startswith("TLSv1.")
+    plain = cluster.start("worker", 1, train, flags=["--wait-s=2"]).ends_with(3)
+    assert "--tls" in plain.text and "Traceback" not in plain.text
+    for index in range(2):
+        tasks[f"worker:{index}"] = cluster.start("worker", index, train, "--epochs", "1", flags=["--tls"])
+    end(tasks)
     assert cluster.lanes()["worker:1", "ps:0"] == "tcp" and cluster.summary()["global_step"] == 20
 
 

@@ -231,7 +231,8 @@ class Arrival:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._connection.settimeout(DEADLINE_S)
-        self.text = self._connection.makefile("r").readline().strip()
+        with self._connection.makefile("r") as said:
+            self.text = said.readline().strip()
         self.pid = int(self.text.split()[-1])
 
     def release(self) -> None:
@@ -247,10 +248,12 @@ class Gate:
         self._listener.bind(os.path.relpath(self.path))  # a Unix path may have 107 bytes only
         self._listener.listen()
         self._listener.settimeout(DEADLINE_S)
+        self._arrivals: list[Arrival] = []
 
     def arrival(self) -> Arrival:
         """The next worker that comes; text is like `worker:1 step 5 pid 4711`."""
-        return Arrival(self._listener.accept()[0])
+        self._arrivals.append(Arrival(self._listener.accept()[0]))
+        return self._arrivals[-1]
 
     def arrivals(self, count: int) -> dict[str, Arrival]:
         """So many workers, by the name of their task."""
@@ -258,6 +261,8 @@ class Gate:
         return {each.text.split()[0]: each for each in came}
 
     def close(self) -> None:
+        for each in self._arrivals:
+            each.release()
         self._listener.close()
 
 

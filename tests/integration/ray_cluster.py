@@ -4,10 +4,12 @@ Used by tests of `paceline run --on ray`. Must never touch another Ray of this m
 and nothing is stopped but what was started here.
 """
 
+import json
 import re
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,20 @@ from paceline.launchers.ports import Reserved
 
 HOURS_S = 3600.0
 STARTED = "Ray runtime started"
+HEAD = f"{'f' * 51}00000"  # the name that Ray's own provider of such machines gives the first one
+
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+OLDER_BESIDE = """
+import json, sys
+from ray.autoscaler._private.monitor import Monitor
+Monitor(sys.argv[1], lambda: json.load(open(sys.argv[2]))).run()
+"""
+NEWER_BESIDE = """
+import sys
+from ray.autoscaler.v2.instance_manager.config import FileConfigReader
+from ray.autoscaler.v2.monitor import AutoscalerMonitor
+AutoscalerMonitor(sys.argv[1], FileConfigReader(sys.argv[2], skip_content_hash=True), log_dir=sys.argv[3]).run()
+"""
 
 
 class RayCluster:
@@ -34,15 +50,44 @@ class RayCluster:
         self.client = ""
         self.dashboard = ""
         self._started: list[Process] = []
+        self._port = ""  # that was reserved before
+        self._more: dict[str, str] = {}  # for Ray itself
 
     def start_head(self, num_cpus: int, *words: str, host: str = "127.0.0.1") -> None:
         """The first machine."""
         with Reserved() as reserved:
             ports = [address.rpartition(":")[2] for address in reserved.addresses(3)]
+        ports[0] = self._port or ports[0]
         head = ["--head", "--port", ports[0], "--ray-client-server-port", ports[1], "--temp-dir", str(self._folder)]
         self.address, self.client = f"{host}:{ports[0]}", f"ray://{host}:{ports[1]}"
         self.dashboard = f"http://127.0.0.1:{ports[2]}"
         self._start([*head, "--node-ip-address", host, "--dashboard-port", ports[2], *words], num_cpus, self._enter)
+
+    def start_growing(
+        self, num_cpus: int, at_most: int, host: str = "127.0.0.1", is_beside: bool = False, is_newer: bool = False
+    ) -> None:
+        """A first machine whose autoscaler, Ray's own, adds up to so many with a CPU each: processes of this host.
+
+        `is_beside`: it is nobody's child, and has its settings in memory, as KubeRay's; `is_newer`: Ray's second one.
+        """
+        with Reserved() as reserved:
+            self._port = reserved.addresses(1)[0].rpartition(":")[2]
+        config = self._folder / "autoscaling.json"
+        config.write_text(json.dumps(growing(num_cpus, at_most, f"{host}:{self._port}")))
+        self._more = {
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_FAKE_CLUSTER": "1",
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
+        }
+        if is_newer:
+            self._more |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD}
+            self._more |= {"RAY_NODE_TYPE_NAME": "ray.head.default"}
+        self.start_head(num_cpus, "--no-monitor" if is_beside else f"--autoscaling-config={config}", host=host)
+        if is_beside:
+            program = NEWER_BESIDE if is_newer else OLDER_BESIDE
+            words = ["-c", program, self.address, config, self._folder]
+            beside = self._processes.start(sys.executable, *words, within_s=HOURS_S, **self.environ, **self._more)
+            self._started.append(beside)
 
     def add(self, num_cpus: int, *words: str, enter: Sequence[str] | None = None) -> Process:
         """Another machine."""
@@ -50,7 +95,7 @@ class RayCluster:
 
     def _start(self, words: list[str], num_cpus: int, enter: Sequence[str]) -> Process:
         command = [*enter, BIN / "ray", "start", "--block", "--disable-usage-stats", "--num-cpus", num_cpus, *words]
-        process = self._processes.start(*command, name="ray start", within_s=HOURS_S, **self.environ)
+        process = self._processes.start(*command, name="ray start", within_s=HOURS_S, **self.environ, **self._more)
         self._started.append(process)
         process.wait_for(STARTED)
         return process
@@ -60,6 +105,9 @@ class RayCluster:
         for process in reversed(self._started):
             process.signal(signal.SIGTERM)
             process.popen.wait(30)
+        if self._more:
+            for each in self._processes.alive():  # machines that the autoscaler has added outlive it for a while
+                each.kill()
 
     def tasks(self) -> list[psutil.Process]:
         """The actors and the tasks' processes that run in it."""
@@ -79,6 +127,25 @@ class RayCluster:
         """Whether nothing of a run is left, at the latest after a while."""
         _, left = psutil.wait_procs(self.tasks(), timeout=2 * GONE_S)
         return not left
+
+
+def growing(num_cpus: int, at_most: int, address: str) -> dict[str, object]:
+    """What Ray's autoscaler is told: machines with a CPU each, made of processes, while somebody waits for one."""
+    return {
+        "cluster_name": "growing", "max_workers": at_most, "upscaling_speed": 1.0, "idle_timeout_minutes": 5,
+        "provider": {
+            "type": "external", "module": PROVIDER,
+            "use_node_id_as_ip": True, "gcs_address": address, "head_node_id": HEAD,
+        },
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": num_cpus}, "node_config": {}, "max_workers": 0},
+            "small": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": at_most},
+        },
+        "auth": {}, "docker": {}, "file_mounts": {}, "cluster_synced_files": [], "file_mounts_sync_continuously": False,
+        **{f"{what}commands": [] for what in ("initialization_", "setup_", "head_setup_", "worker_setup_",
+                                              "head_start_ray_", "worker_start_ray_")},
+    }  # fmt: skip
 
 
 @contextmanager

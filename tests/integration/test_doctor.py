@@ -17,11 +17,11 @@ from sshd import Servers, need_sshd
 
 from paceline.lab.measuring.hosts import hosts, lacking
 from paceline.lab.measuring.processes import output_of
-from paceline.launchers.diagnosis import Seen
-from paceline.launchers.links import LONGEST_S, Link, Sink, bound, loopback, measure
-from paceline.launchers.machine import Machine
+from paceline.launchers.hosts.diagnosis import Seen
+from paceline.launchers.hosts.links import LONGEST_S, Link, Sink, bound, loopback, measure
+from paceline.launchers.hosts.machine import Machine
+from paceline.launchers.hosts.probe import MARK, Answer, Ask, AskAddress, AskClock, AskLink, AskLook, Probe
 from paceline.launchers.ports import Reserved
-from paceline.launchers.probe import MARK, Answer, Ask, AskAddress, AskClock, AskLink, AskLook, Probe
 from paceline.version import VERSION
 
 TOKEN = bytes(range(16))
@@ -43,7 +43,7 @@ def test_the_probe_answers_as_a_process_and_ends_with_its_stdin() -> None:
     asks: list[Ask] = [AskLook(token=TOKEN, num_ports=3), AskClock(), AskAddress("127.0.0.1")]
     begun_s = time.time()
     done = subprocess.run(
-        [sys.executable, "-m", "paceline.launchers.probe"],
+        [sys.executable, "-m", "paceline.launchers.hosts.probe"],
         input=b"".join(msgspec.json.encode(ask) + b"\n" for ask in asks),
         stdout=subprocess.PIPE,
         check=True,
@@ -60,7 +60,7 @@ def test_the_probe_answers_as_a_process_and_ends_with_its_stdin() -> None:
 
 
 def test_the_probe_imports_no_torch() -> None:
-    ask = "import sys, paceline.launchers.probe as probe; probe.Probe().answer(probe.AskLook(token=b''))"
+    ask = "import sys, paceline.launchers.hosts.probe as probe; probe.Probe().answer(probe.AskLook(token=b''))"
     code = f"{ask}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"False\n"
 
@@ -133,13 +133,16 @@ def test_why_a_host_is_not_reached_is_an_answer() -> None:
     assert "known" in unknown.error or "resolution" in unknown.error
 
 
-SINK = (
-    "import sys; from paceline.launchers.links import Sink; print(Sink(bytes(16)).port, flush=True); sys.stdin.read()"
-)
+SINK = """
+import sys
+from paceline.launchers.hosts.links import Sink
+print(Sink(bytes(16)).port, flush=True)
+sys.stdin.read()
+"""
 MEASURE = """
 import sys
 import msgspec
-from paceline.launchers.links import measure
+from paceline.launchers.hosts.links import measure
 print(msgspec.json.encode(measure(sys.argv[1], int(sys.argv[2]), bytes(16))).decode())
 """
 
@@ -184,6 +187,7 @@ class Told(msgspec.Struct):
     loopback: Link
     hosts: list[Seen]
     links: list[dict[str, object]]
+    unmeasured: list[dict[str, object]]
     problems: list[dict[str, object]]
     seconds: float
 
@@ -195,7 +199,7 @@ def test_doctor_tells_the_same_as_json(processes: Processes, servers: Servers, t
     run = processes.paceline("doctor", "--cluster", path, "--json", **servers.environ).ends_with(0)
     told = msgspec.json.decode(run.text, type=Told)
     assert told.ok and [each.host.name for each in told.hosts] == ["server1", "server2"]
-    assert [(each["from"], each["to"]) for each in told.links] == [("server2", "server1")]
+    assert [(each["from"], each["to"]) for each in told.links] == [("server2", "server1")] and not told.unmeasured
     assert told.seconds < 15
 
 

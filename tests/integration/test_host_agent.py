@@ -16,8 +16,8 @@ from small_checkpoint import write_step
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
-from paceline.launchers import agent_frames as f
 from paceline.launchers.entry import Program
+from paceline.launchers.hosts import frames as f
 from paceline.version import VERSION
 
 CLUSTER = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
@@ -34,7 +34,7 @@ class Agent:
         self.folder = folder
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         environ["PACELINE_NURSERY"] = "0"
-        command = [sys.executable, "-P", "-m", "paceline.launchers.host_agent"]
+        command = [sys.executable, "-P", "-m", "paceline.launchers.hosts.agent"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=folder, env=environ)
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -157,6 +157,21 @@ def test_going_on_the_checkpoints_that_were_left_come_back_and_the_folder_goes(a
     assert agent.process.wait(WITHIN_S) == 0
     assert (agent.folder / "back" / "checkpoints" / "step-00000900" / "MANIFEST.json").exists()
     assert not (agent.folder / "runs" / "r").exists()
+
+
+def test_a_start_that_fails_does_not_cost_the_checkpoints_that_were_left(agent: Agent) -> None:
+    """They may be the only ones: the launcher that wrote them died."""
+    left_by_another(agent.folder)
+    (agent.folder / "script.py").write_text(TELLS)
+    with socket.create_server(("", 0)) as taken:
+        agent.say(hello(agent.folder, is_going_on=True, ports=[taken.getsockname()[1]]))
+        agent.hear(f.Refused)
+    assert agent.process.wait(WITHIN_S) == 3 and not (agent.folder / "runs" / "r").exists()
+    again = Agent(agent.folder)
+    again.begin(TELLS, is_going_on=True)
+    assert (agent.folder / "runs" / "r" / "checkpoints" / "step-00000900").is_dir()
+    again.stdin.close()
+    again.process.wait(WITHIN_S)
 
 
 def test_spare_ports_lie_where_they_may(agent: Agent) -> None:

@@ -17,8 +17,8 @@ from sshd import Servers, need_sshd
 from paceline.cluster.hosts import Host, parse, placed
 from paceline.cluster.secret import is_loopback
 from paceline.errors import ClusterError, UsageError
-from paceline.launchers import preflight, ssh, talk
-from paceline.launchers.links import Link
+from paceline.launchers.hosts import preflight, ssh, talk
+from paceline.launchers.hosts.links import Link
 from paceline.launchers.ports import Reserved
 from paceline.version import VERSION
 
@@ -211,9 +211,8 @@ def test_a_port_that_is_taken(servers: Servers) -> None:
     servers.start("server1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"Port {port} of server1 is in use by " in refusal(host("server1"), given={"server1": (port,)})
         said = refusal(host("server1", ports=(port, port)), num_ports={"server1": 1})
-        assert f"server1 has no 2 free ports from {port} to {port}" in said
+        assert f"server1 has no 2 free ports from {port} to {port}" in said and f"({port} is in use by " in said
 
 
 def test_more_cards_than_there_are(servers: Servers) -> None:

@@ -168,6 +168,47 @@ def test_workers_follow_the_machines_that_come(
     machine.popen.wait(30)
 
 
+def test_workers_follow_the_autoscaler(
+    processes: Processes, train: Path, gate: Gate, tmp_path: Path, ray: None
+) -> None:
+    """2:4 on three CPUs: Ray's autoscaler sees that two more workers wait, and starts a machine for each of them."""
+    (tmp_path / "ray").mkdir()
+    with started_processes(tmp_path / "ray") as started, ray_cluster(started) as made:
+        made.start_growing(3, at_most=2)
+        flags = ["--on", made.address, "--workers=2:4", "--run-dir=made"]
+        gates = [word for index in range(4) for word in ("--gate", f"{index}:5:{gate.path}")]
+        run = processes.paceline("run", *flags, train, *gates, within_s=240, **made.environ)
+        arrived = gate.arrivals(4)
+        assert "2 of 4 workers are started; the others join when Ray has room for them" in run.lines
+        for each in arrived.values():
+            each.release()
+        run.ends_with(0)
+        told = summary(tmp_path / "made")
+        assert told["ok"] and len(told["workers"]) == 4  # type: ignore[arg-type]
+        assert {f"worker:{index} joins: there is room for it now." for index in (2, 3)} <= set(run.lines)
+
+
+@pytest.mark.parametrize("how", ["its own", "beside", "beside, newer"])
+def test_a_run_begins_when_the_autoscaler_has_made_room(
+    processes: Processes, train: Path, tmp_path: Path, ray: None, how: str
+) -> None:
+    """1 ps and 2 workers, and a first machine without a CPU: three must come. Where that is known, a fourth cannot."""
+    (tmp_path / "ray").mkdir()
+    with started_processes(tmp_path / "ray") as started, ray_cluster(started) as made:
+        made.start_growing(0, at_most=3, is_beside=how != "its own", is_newer="newer" in how)
+        run = processes.paceline("run", "--on", made.address, "--run-dir=made", train, within_s=200, **made.environ)
+        run.ends_with(0)
+        limit = ", to which its autoscaler adds at most 3 x (1 CPU)" if how == "its own" else "; its autoscaler may add"
+        assert f"asks for 3 x (1 CPU), and Ray has 1 machine: 1 x (nothing){limit}" in run.text
+        told = summary(tmp_path / "made")
+        assert told["ok"] and len(told["workers"]) == 2  # type: ignore[arg-type]
+        if how == "its own":
+            more = processes.paceline("run", "--on", made.address, "--worker-cpus=2", train, **made.environ).ends_with(
+                2
+            )
+            more.wait_for(r"can never fit: it asks for .* its autoscaler adds at most 3 x \(1 CPU\)")
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [

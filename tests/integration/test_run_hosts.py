@@ -55,11 +55,13 @@ class Cluster:
         return self._processes.paceline("run", *flags, **self.servers.environ)
 
     def lose(self, name: str) -> None:
-        """As if the host had lost its power: for the launcher, its ssh ends."""
+        """As if the host had lost its power: for the launcher, its ssh ends, and no task of it does anything more."""
         for process in self._processes.alive():
             with suppress(psutil.Error):
-                if "paceline.launchers.host_agent" in process.cmdline() and process.cwd() == str(self.folder / name):
+                if "paceline.launchers.hosts.agent" in process.cmdline() and process.cwd() == str(self.folder / name):
+                    tasks = process.children(recursive=True)
                     process.kill()
+                    assert not psutil.wait_procs(tasks, timeout=10)[1], "they end with the agent"
                     return
         raise AssertionError(f"{name} has no agent")
 
@@ -235,4 +237,4 @@ def test_the_secret_is_in_no_command_line(cluster: Cluster, processes: Processes
     lines = [" ".join(process.cmdline()) for process in processes.alive()]
     arrival.release()
     run.ends_with(0)
-    assert any("host_agent" in line for line in lines) and not [line for line in lines if secret in line]
+    assert any("launchers.hosts.agent" in line for line in lines) and not [line for line in lines if secret in line]

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from paceline.cluster.hosts import parse
-from paceline.launchers import ssh, syncing
 from paceline.launchers.entry import Program
+from paceline.launchers.hosts import ssh, syncing
 
 HERE = parse("localhost")
 

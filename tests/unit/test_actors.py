@@ -10,11 +10,11 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
-from paceline.launchers import actors
-from paceline.launchers.actors import News, Order, TaskActor
 from paceline.launchers.children import Children
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
+from paceline.launchers.ray import actors
+from paceline.launchers.ray.actors import News, Order, TaskActor
 
 WORKER = Task("worker", 0)
 SECRET = bytes(32)

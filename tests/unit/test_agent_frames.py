@@ -7,9 +7,9 @@ import pytest
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
 from paceline.errors import ProtocolError
-from paceline.launchers import agent_frames as f
 from paceline.launchers.entry import Program
-from paceline.launchers.mirror import Piece
+from paceline.launchers.hosts import frames as f
+from paceline.launchers.pieces import Piece
 
 HELLO = f.Hello(
     version="1",

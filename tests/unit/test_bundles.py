@@ -4,8 +4,8 @@ import pytest
 
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.launchers import bundles
-from paceline.launchers.bundles import Wish, fit
+from paceline.launchers.ray import bundles
+from paceline.launchers.ray.bundles import Wish, fit
 
 
 def test_every_task_has_a_bundle_of_its_own() -> None:

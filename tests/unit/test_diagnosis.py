@@ -7,13 +7,13 @@ import pytest
 
 from paceline.cluster.hosts import Host, placed
 from paceline.errors import ClusterError
-from paceline.launchers import diagnosis, host_table, preflight
-from paceline.launchers.diagnosis import Problem, Seen
-from paceline.launchers.links import Link
-from paceline.launchers.machine import Gpu, Machine
-from paceline.launchers.preflight import Report
-from paceline.launchers.probe import Answer, Ask, AskAddress
-from paceline.launchers.talk import Talk
+from paceline.launchers.hosts import diagnosis, machine, preflight, ssh, table
+from paceline.launchers.hosts.diagnosis import Problem, Seen
+from paceline.launchers.hosts.links import Link
+from paceline.launchers.hosts.machine import Gpu, Machine
+from paceline.launchers.hosts.preflight import Report
+from paceline.launchers.hosts.probe import Answer, Ask, AskAddress, AskLink, AskLook
+from paceline.launchers.hosts.talk import Talk
 
 HERE = Machine(
     name="a", system="Linux", python="3.11.7", executable="/python", paceline="0.2.0", sources="s", torch="2.13.0+cpu",
@@ -35,7 +35,7 @@ def seen(name: str = "b", host: dict[str, object] | None = None, machine: Machin
 
 def only(problems: list[Problem]) -> Problem:
     [problem] = problems
-    assert problem.sentence.endswith(".") and "\n" not in problem.sentence
+    assert problem.sentence.endswith(".") and "\n" not in problem.sentence and "; " in problem.sentence  # what to do
     return problem
 
 
@@ -50,7 +50,7 @@ def test_nothing_is_wrong_with_a_machine_as_it_should_be() -> None:
         ({"torch": ""}, "a has no torch in /python", True),
         ({"gpus": (CARD, CARD)}, "a has 2 NVIDIA H200, which its torch 2.13.0+cpu cannot use", False),
         ({"shm_mb": 64.0}, "--shm-size 1g", False),
-        ({"free_memory_mb": 300.0}, "a has 300 MB of free memory", False),
+        ({"free_memory_mb": 300.0}, "; end what else runs there, or give it fewer tasks", False),
         ({"descriptors": 256}, "ulimit -n 4096", False),
     ],
 )
@@ -64,11 +64,15 @@ def test_what_is_wrong_with_a_machine(facts: dict[str, object], told: str, is_fa
     [
         (seen(machine=changed(paceline="0.1.0")), "b has paceline 0.1.0, here is 0.2.0; install the same: `pip`", True),
         (seen(machine=changed(sources="other")), "but other files of it", False),
-        (seen(machine=changed(torch="2.6.0+cpu")), "b has torch 2.6.0+cpu, here is 2.13.0+cpu; results will", False),
-        (seen(taken={2222: " by nginx (pid 1)"}), "Port 2222 of b is in use by nginx (pid 1)", True),
+        (seen(machine=changed(torch="2.6.0+cpu")), "; if that matters, install torch 2.13.0+cpu there", False),
+        (seen(num_ports=1, taken={2222: " by nginx (pid 1)"}), "(2222 is in use by nginx (pid 1)); give it more", True),
         (seen(num_ports=3, ports=()), "b has no 4 free ports at all", True),
         (seen(host={"gpus": 2}), "b is to have 2 GPUs, and no GPU is there", True),
-        (seen(host={"slots": 8}), "b has 8 slots and 4 cores", False),
+        (
+            seen(host={"slots": 8}),
+            "b has 8 slots and 4 cores, so its workers will wait for each other; give it 4 (slots = 4",
+            False,
+        ),
         (seen(clock_s=2.5), "The clock of b is 2.5 s ahead of this machine's", False),
         (seen(clock_s=-9.0, clock_within_s=1.0), "9.0 s behind", False),
     ],
@@ -100,6 +104,13 @@ def test_a_clock_that_is_not_known_well_is_no_problem() -> None:
 def test_what_is_wrong_between_two_hosts(link: Link | str, told: str, is_fatal: bool) -> None:
     problem = only(diagnosis.of_link(seen("a"), seen("b"), link))
     assert told in problem.sentence and problem.is_fatal == is_fatal
+
+
+@pytest.mark.parametrize("link", ["timed out", Link(latency_ms=80, sent_bytes_per_s=1e3, received_bytes_per_s=1e3)])
+def test_no_run_needs_a_way_between_hosts_without_a_ps(link: Link | str) -> None:
+    worker = {"roles": ("worker",)}
+    assert diagnosis.of_link(seen("a", worker), seen("b", worker), link) == []
+    assert diagnosis.of_link(seen("a", worker), seen("b"), link) != []
 
 
 def test_only_what_is_fatal_stops_a_run() -> None:
@@ -147,7 +158,7 @@ class Dumb:
 
 
 def test_a_host_that_cannot_look_at_itself_is_a_problem() -> None:
-    found = preflight._seen(cast(Talk, Dumb()), "b", 0, ())
+    found = preflight._seen(cast(Talk, Dumb()), "b", 0)
     assert found == Problem(where="b", sentence="b cannot be looked at: /proc is not there.", is_fatal=True)
 
 
@@ -156,6 +167,50 @@ def test_the_matrix() -> None:
         seen={"a": seen("a"), "b": seen("b", machine=changed(gpus=(CARD,), torch="2.13.0"))},
         links={("b", "a"): FAST},
     )
-    headers, rows = host_table.matrix(report)
+    headers, rows = table.matrix(report)
     assert headers == ["from \\ to", "a", "b"]
     assert rows == [["a", "-", "117 MB/s, 0.20 ms"], ["b", "118 MB/s, 0.20 ms", "-"]]
+
+
+class Prompt:
+    """Stands for a host that answers everything at once."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.token = host, b""
+
+    def ask(self, question: Ask, timeout_s: float) -> Answer:
+        if isinstance(question, AskLook):
+            return Answer(at_s=0.0, machine=HERE, sink_port=9000)
+        return Answer(at_s=0.0, link=FAST if isinstance(question, AskLink) else None)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@pytest.fixture
+def three_hosts(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
+    """One that may hold a ps, and two that may not."""
+    monkeypatch.setattr(preflight, "Talk", Prompt)
+    monkeypatch.setattr(machine, "look", lambda: HERE)
+    monkeypatch.setattr(ssh, "addresses", lambda hosts: {host.name: host.name for host in hosts})
+    return [seen("a").host, seen("b", {"roles": ("worker",)}).host, seen("c", {"roles": ("worker",)}).host]
+
+
+def test_all_ways_are_measured_also_between_workers(three_hosts: list[Host]) -> None:
+    report = preflight.look(three_hosts)
+    _, rows = table.matrix(report)
+    assert [["MB/s" in cell for cell in row[1:]] for row in rows] == [[a != b for b in range(3)] for a in range(3)]
+    assert report.unmeasured == () and not [each for each in report.problems if "measured" in each.sentence]
+
+
+def test_what_time_did_not_allow_is_told(three_hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "LIMIT_S", 0.0)
+    report = preflight.look(three_hosts)
+    _, rows = table.matrix(report)
+    assert rows[1] == ["b", "not measured", "-", "not measured"]
+    [note] = [each for each in report.problems if "measured" in each.sentence]
+    assert note.sentence.startswith("3 pairs of hosts were not measured: 0 s were up; look at") and not note.is_fatal
+
+
+def test_ways_to_a_ps_come_first(three_hosts: list[Host]) -> None:
+    assert [b for _, b in preflight.every_pair([*three_hosts[1:], three_hosts[0]])][:2] == ["a", "a"]

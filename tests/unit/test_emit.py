@@ -159,6 +159,7 @@ def test_the_secret_is_mounted_and_never_printed(capsys: pytest.CaptureFixture[s
         (["--run-dir", "a:b", "train.py"], "colon"),
         (["--workers", "0", "train.py"], "at least 1"),
         (["--resume", "nowhere", "train.py"], "--resume 'nowhere': there is no such folder"),
+        (["--code", "/usr", "train.py"], "train.py is not below --code /usr, which is all that a container sees"),
         (["--code", "/absent", "train.py"], "--code /absent: there is no such folder"),
     ],
 )

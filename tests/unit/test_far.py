@@ -12,13 +12,14 @@ from small_checkpoint import write_step
 from paceline.cluster.hosts import Host
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.launchers import agent_frames as f
-from paceline.launchers import far as fars
+from paceline.errors import ClusterError
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
-from paceline.launchers.far import Far
-from paceline.launchers.far_host import FarHost
-from paceline.launchers.mirror import Piece
+from paceline.launchers.hosts import far as fars
+from paceline.launchers.hosts import frames as f
+from paceline.launchers.hosts.far import Far
+from paceline.launchers.hosts.far_host import FarHost
+from paceline.launchers.pieces import Piece
 from paceline.launchers.restart import LOST
 from paceline.launchers.supervisor import is_saved
 from paceline.telemetry.paths import RunPaths
@@ -27,6 +28,20 @@ from paceline.telemetry.sink import append
 PS, WORKER = Task("ps", 0), Task("worker", 0)
 SIZE = 100_000  # more than a pipe holds
 A, B = Host(name="a", target="a"), Host(name="b", target="b")
+
+
+def hello(is_going_on: bool = False) -> f.Hello:
+    return f.Hello(
+        version="",
+        settings=Settings(run_id="r"),
+        program=Program(script="x"),
+        ps=[],
+        secret=b"",
+        run_dir="r",
+        token="t",
+        is_going_on=is_going_on,
+        num_workers=1,
+    )
 
 
 class FakeHost:
@@ -41,6 +56,7 @@ class FakeHost:
         self.is_lost = self.has_said_over = self.is_shared = False
         self.why = ""
         self.left: list[str] = []
+        self.is_short = False
         self.tasks: list[Task] = []
 
     def say(self, message: f.Told) -> None:
@@ -68,23 +84,55 @@ def run(tmp_path: Path) -> Run:
     paths = RunPaths(tmp_path)
     paths.create()
     cluster = ClusterSpec({"ps": ["a:1"], "worker": ["b:2"]})
-    return Run(program=Program(script="x"), cluster=cluster, settings=Settings(run_id="r"), paths=paths, threads="1")
+    return Run(
+        program=Program(script="x"),
+        cluster=cluster,
+        settings=Settings(run_id="r", ledger=True),
+        paths=paths,
+        threads="1",
+    )
 
 
 def test_a_host_that_is_lost_while_it_sends_the_rest_is_told_of(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fars, "FarHost", FakeHost)
-    run.paths.ledgers.mkdir()
-    run.paths.ledger(PS).touch()
-    run.paths.ledger(WORKER).touch()
     far = Far(run, {PS: A, WORKER: B}, {})
-    far.open([A, B], {"a": None, "b": None})  # type: ignore[dict-item]
+    far.open([A, B], {"a": hello(), "b": hello()})
     assert not far.close()
     said = capsys.readouterr().out
     assert said == "paceline: b is lost: no space left on device. What it has not sent yet stays there.\n"
     cut = {path.name for path in run.paths.ledgers.glob("*.cut")}
     assert cut == {"worker-0.cut"}, "what is not whole is compared with nothing"
+
+
+def test_a_full_disk_here_costs_no_host(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(fars, "keep", full)
+    far, host = Far(run, {PS: A, WORKER: B}, {}), FakeHost(A, None, lambda host: None)
+    for _ in range(2):
+        far._keep(host, Piece("logs/ps-0.log", 0, b"x"))  # type: ignore[arg-type]
+    said = capsys.readouterr().out
+    assert host.is_short and not host.is_lost and said.count("\n") == 1
+    assert said.startswith("paceline: a piece of logs/ps-0.log from a could not be kept here: no space left")
+
+
+def test_a_full_disk_here_does_not_keep_the_run_from_its_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(fars, "FarHost", FakeHost)
+    monkeypatch.setattr(fars, "note_cut", full)
+    far = Far(run, {PS: A, WORKER: B}, {})
+    far.open([A, B], {"a": hello(), "b": hello()})
+    assert not far.close()
+    assert "What it has not sent yet stays there." in capsys.readouterr().out
 
 
 def test_tasks_end_with_their_host_though_nothing_can_be_written(
@@ -99,6 +147,18 @@ def test_tasks_end_with_their_host_though_nothing_can_be_written(
     assert far.is_lost and far.start(f.Start(WORKER, {}, 1)).wait() == LOST
     assert "what is known of a could not be written down: no space left" in capsys.readouterr().out
     far.close()
+
+
+def test_an_agent_that_hangs_is_told_in_time(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fars.ready_s([hello(), hello()]) <= 12, "with the checks before it about 15"
+    assert fars.ready_s([hello(), hello(is_going_on=True)]) == 30, "it may have much to remove"
+    hanging = tmp_path / "ssh"
+    hanging.write_text("#!/bin/sh\nwhile read line; do :; done\n")
+    hanging.chmod(0o755)
+    monkeypatch.setenv("PACELINE_SSH", str(hanging))
+    monkeypatch.setattr(fars, "READY_S", 0.6)
+    with pytest.raises(ClusterError, match=r"^The agent on a did not answer within \d+ s; look there whether"):
+        Far(run, {PS: A, WORKER: A}, {}).open([A], {"a": hello()})
 
 
 def test_whoever_is_no_agent_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +206,7 @@ def test_signals_and_the_end_do_not_wait_for_files(tmp_path: Path, monkeypatch: 
 def test_a_ps_moves_only_to_where_a_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fars, "FarHost", FakeHost)
     far = Far(run, {PS: A, WORKER: B}, {})
-    ready = far.open([A, B], {"a": None, "b": None})  # type: ignore[dict-item]
+    ready = far.open([A, B], {"a": hello(), "b": hello()})
     far._hosts["a"].lose("a is lost.")
     assert far.refusal(PS) == "no other host has room for it"
     ready["b"].spare_ports.append(29500)

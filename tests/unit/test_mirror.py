@@ -1,5 +1,7 @@
 """A run folder of another host comes back in pieces: no torn line, no half a checkpoint, nothing outside of it."""
 
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,14 @@ from small_checkpoint import write_step
 
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST
+from paceline.cluster.spec import Task
 from paceline.errors import ProtocolError
 from paceline.launchers import mirror as mirrors
-from paceline.launchers.mirror import BLOCK_BYTES, Mirror, Piece, keep
+from paceline.launchers.mirror import BLOCK_BYTES, Mirror
+from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.telemetry.ledger import RECORD_BYTES, Kind, Ledger, problem
 from paceline.telemetry.ledger import read as read_ledger
+from paceline.telemetry.paths import RunPaths
 
 STEP = "step-00000100"
 
@@ -230,6 +235,112 @@ def test_what_is_known_already_is_skipped(pair: Pair) -> None:
     paths = [(piece.path, piece.offset) for piece in pair.mirror.pieces()]
     assert paths == [("telemetry/ps-0.jsonl", 4), ("ledger/ps-0.bin", RECORD_BYTES)]
     book.close()
+
+
+def test_what_was_brought_here_is_not_sent_back(pair: Pair) -> None:
+    """Also in the middle of a run: a ps has moved, and everybody gets the checkpoint."""
+    source = write_step(pair.here.parent / "driver", 100)
+    add(pair.there / "logs" / "worker-1.log", b"mine\n")
+    assert [piece.path for piece in pair.mirror.pieces()] == ["logs/worker-1.log"]
+    for piece in mirrors.whole(source, mirrors.name_of(source)):
+        pair.mirror.put(piece)
+    pair.mirror.put(Piece("telemetry/worker-1.jsonl", 0, b"earlier\n"))
+    assert (pair.there / "checkpoints" / STEP).is_dir() and pair.mirror.pieces() == []
+
+
+def test_what_a_task_has_told_is_read_as_it_is_asked_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger may be larger than memory, and whoever asks supervises everybody."""
+    monkeypatch.setattr(mirrors, "PIECE_BYTES", 4)
+    add(pair.there / "telemetry" / "ps-0.jsonl", b"told\n")
+    add(pair.there / "ledger" / "ps-0.bin", b"x" * 8)
+    told = mirrors.told_by(RunPaths(pair.there), Task("ps", 0))
+    assert next(told).data == b"told"
+    add(pair.there / "ledger" / "ps-0.bin", b"more")  # it has not been read yet
+    assert [(piece.path, piece.data) for piece in told] == [
+        ("telemetry/ps-0.jsonl", b"\n"),
+        *(("ledger/ps-0.bin", data) for data in (b"xxxx", b"xxxx", b"more")),
+    ]
+
+
+def test_two_who_send_a_checkpoint_of_one_name_do_not_mix_it(pair: Pair) -> None:
+    source = write_step(pair.there / "checkpoints", 100)
+    first = list(mirrors.whole(source, f"checkpoints/{STEP}"))
+    for one, other in zip([first[0], *first], [*first, first[-1]], strict=True):  # one is a piece behind
+        keep(pair.here, one, "worker:1")
+        keep(pair.here, other, "worker:2")
+    kept = read.examine(pair.here / "checkpoints" / STEP)
+    assert kept.is_complete and all(pair.same(f"checkpoints/{STEP}/{path.name}") for path in source.iterdir())
+
+
+def test_what_never_came_to_its_end_is_swept(pair: Pair) -> None:
+    source = write_step(pair.there / "checkpoints", 100)
+    keep(pair.here, next(mirrors.whole(source, f"checkpoints/{STEP}")), "lost")
+    keep(pair.here, Piece("best.pt", 0, b"half"), "lost")
+    assert len(list(pair.here.rglob(".coming-lost-*"))) == 2
+    sweep(pair.here)
+    assert list((pair.here / "checkpoints").iterdir()) == [] and not (pair.here / ".coming-lost-best.pt").exists()
+
+
+def test_many_files_are_listed_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (pair.there / f"picture-{number}").write_bytes(b"x")
+    looks: list[Path] = []
+    walk = mirrors.os.walk
+    monkeypatch.setattr(mirrors.os, "walk", lambda root: looks.append(root) or walk(root))
+    for _ in range(3):
+        pair.mirror.finish()  # asked again and again, until nothing comes
+        pair.carry()
+    assert len(looks) == 1 and pair.same("picture-49")
+
+
+def test_on_a_full_disk_nothing_is_left_out_in_silence(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = mirrors.os.pwrite
+    monkeypatch.setattr(mirrors.os, "pwrite", lambda file, data, at: write(file, data[:3], at))
+    keep(pair.here, Piece("best.pt", 0, b"0123456789", is_last=True))
+    assert (pair.here / "best.pt").read_bytes() == b"0123456789"
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """The disk is full for the number-th write, half of which is done, and has room again after it."""
+    write, calls = mirrors.os.pwrite, iter(range(10_000))
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        if next(calls) == number:
+            write(file, data[: len(data) // 2], at)
+            raise OSError(28, "No space left on device")
+        return write(file, data, at)
+
+    monkeypatch.setattr(mirrors.os, "pwrite", pwrite)
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_checkpoint_of_which_a_piece_could_not_be_written_never_gets_its_name(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, removes: bool
+) -> None:
+    """Neither with a hole in it, nor where the disk does not let the draft go."""
+    monkeypatch.setattr(mirrors, "PIECE_BYTES", 64)
+    source = write_step(pair.there / "checkpoints", 100)
+    pieces = list(mirrors.whole(source, f"checkpoints/{STEP}"))
+    for number, failing in enumerate(pieces):
+        with monkeypatch.context() as patched:
+            without_room(patched, number)
+            if not removes:
+                patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+            for piece in pieces:
+                with suppress(OSError):
+                    assert keep(pair.here, piece, f"host-{number}") is None, failing
+    assert read.find(pair.here / "checkpoints") == []
+    made = [keep(pair.here, piece, "host-0") for piece in pieces]  # it is sent again
+    assert made[-1] is not None and read.examine(made[-1]).is_complete
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_nor_does_any_other_file(pair: Pair, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    without_room(monkeypatch, number)
+    for offset in (0, 4, 8):
+        with suppress(OSError):
+            keep(pair.here, Piece("best.pt", offset, b"0123", is_last=offset == 8))
+    assert list(pair.here.iterdir()) == []
 
 
 def test_files_that_grow_do_not_wait_for_large_ones(pair: Pair) -> None:

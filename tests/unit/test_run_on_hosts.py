@@ -1,7 +1,9 @@
 """The flags of `paceline run --hosts`: refused in a sentence before any host is asked, or shown by --dry-run."""
 
+import errno
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -13,14 +15,17 @@ from paceline.cluster.hosts import Host
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_USAGE, ClusterError
-from paceline.launchers import many, ssh, syncing
-from paceline.launchers.agent_frames import Hello, Ready
+from paceline.launchers import mirror
 from paceline.launchers.crew import Run
-from paceline.launchers.diagnosis import Seen
 from paceline.launchers.entry import Program
-from paceline.launchers.far import Far, lost_s
-from paceline.launchers.machine import Machine
-from paceline.launchers.preflight import Report
+from paceline.launchers.hosts import many, ssh, syncing
+from paceline.launchers.hosts.agent import Folder
+from paceline.launchers.hosts.diagnosis import Seen
+from paceline.launchers.hosts.far import Far, lost_s
+from paceline.launchers.hosts.frames import Hello, Put, Ready
+from paceline.launchers.hosts.machine import Machine
+from paceline.launchers.hosts.preflight import Report
+from paceline.launchers.pieces import Piece
 from paceline.telemetry.paths import RunPaths
 
 
@@ -56,6 +61,7 @@ def test_an_elastic_run_marks_who_may_join(capsys: pytest.CaptureFixture[str]) -
         (("--hosts", "a", "--ps-hosts", "a:1", "--worker-hosts", "b:2", "train.py"), "leave one out"),
         (("--hosts", "a", "--hostfile", "f", "train.py"), "leave one out"),
         (("--hosts", "a:1", "--workers", "3", "train.py"), "3 workers do not fit"),
+        (("--hosts", "a,b", "--lane", "shm", "train.py"), "--lane shm is for tasks of one host, and these are on 2"),
         (("--hosts", "a", "--plain", "train.py"), "--plain starts tasks on this host only"),
         (("--hosts", "a", "missing.py"), "There is no script missing.py"),
         (("--hosts", "a", "--mode", "snyc", "train.py"), "sync"),
@@ -78,6 +84,9 @@ def test_what_is_no_code_is_not_packed(here: Path) -> None:
     for name in ("runs/r1/log", ".git/config", ".venv/bin/python", "lib/__pycache__/a.pyc", "lib/a.py"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).touch()
+    (here / "result").mkdir()
+    for name in ("cluster.json", "secret"):  # a run folder, which has its secret
+        (here / "result" / name).touch()
     packed = io.BytesIO()
     syncing.pack(here, packed)
     packed.seek(0)
@@ -133,6 +142,51 @@ def test_descriptors_are_counted_where_the_ps_is() -> None:
         many.check_descriptors(CLUSTER, PLACED, report)
     report.seen["a"] = msgspec.structs.replace(report.seen["a"], machine=many_of_them)
     many.check_descriptors(CLUSTER, PLACED, report)
+
+
+def test_more_tasks_than_a_host_can_hold_are_not_started() -> None:
+    machine = Machine(
+        name="a", system="Linux", python="3.11", executable="p", paceline="1", sources="s", torch="2", cores=2,
+        memory_mb=8000.0, free_memory_mb=4000.0,
+    )  # fmt: skip
+    report = Report(seen={"a": Seen(host=A, machine=machine, address="a")})
+    many.check_memory(PLACED, report)
+    with pytest.raises(ClusterError, match=r"^a would get 1000 tasks of at least 100 MB each, and has 8000 MB"):
+        many.check_memory({Task("worker", number): A for number in range(1000)}, report)
+
+
+def hello(token: str) -> Hello:
+    settings, program = Settings(run_id="r"), Program(script="train.py")
+    return Hello(
+        version="1", host="a", settings=settings, program=program, ps=[], secret=b"", run_dir="made", token=token,
+        num_workers=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_full_disk_on_a_host_does_not_end_what_trains_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    folder = Folder(hello("another"))
+
+    def write(root: Path, piece: Piece, sender: str = "") -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_full:
+        monkeypatch.setattr(mirror, "keep", write)
+    folder.put(Put(Piece("note.txt", 0, b"abc", is_last=True)))
+    assert (folder.paths.root / "note.txt").exists() != is_full
+
+
+@pytest.mark.parametrize("can_write", [True, False])
+def test_a_host_that_may_only_read_the_run_folder_writes_into_one_of_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch, can_write: bool
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or can_write)
+    (here / "made").mkdir()
+    with syncing.token_in(here / "made") as token:
+        folder = Folder(hello(token))
+    assert folder.is_shared == can_write and folder.paths.root.name == ("made" if can_write else "made.a")
 
 
 def test_nobody_copies_a_home_folder(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:

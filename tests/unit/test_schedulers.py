@@ -275,3 +275,10 @@ def test_env_shows_a_refusal_and_no_secret(capsys: pytest.CaptureFixture[str], a
 def test_looking_asks_all(tmp_path: Path) -> None:
     looks = {each.source: each for each in look_everywhere([], {**TORCHRUN, **STEP}, tmp_path)}
     assert looks["torchrun"].task == Task("worker", 0) and looks["Slurm"].task == Task("worker", 1)
+
+
+@pytest.mark.parametrize("flags", [["--job_name=worker"], ["--job_name", "mine", "--task_index", "1"]])
+def test_env_refuses_what_serve_refuses(flags: list[str], tmp_path: Path) -> None:
+    looks = {each.source: each for each in look_everywhere(flags, {}, tmp_path)}
+    assert looks["flags"].is_refused and "names a task but no cluster was found" in looks["flags"].why
+    assert not any(each.is_refused for each in look_everywhere(["--job_name=mine"], {}, tmp_path)), "the script's own"

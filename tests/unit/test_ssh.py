@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cluster.hosts import Host, parse
 from paceline.errors import ClusterError, UsageError
-from paceline.launchers import ssh
+from paceline.launchers.hosts import ssh
 from paceline.version import VERSION
 
 B = Host(name="b", target="me@b")
@@ -65,6 +65,13 @@ def test_what_python_says_there() -> None:
     assert missing.startswith("b has no paceline in python3; install it there: `ssh me@b python3 -m pip install")
     assert missing.endswith(f"paceline=={VERSION}`.")
     assert "no package msgspec, which paceline needs," in ssh.told(B, 1, "E: No module named 'msgspec'")
+    older = ssh.told(
+        B, 1, "Error while finding module (ModuleNotFoundError: No module named 'paceline.launchers.hosts')"
+    )
+    assert older.startswith(
+        "b has another paceline than this one in python3, without paceline.launchers.hosts; install"
+    )
+    assert f"`ssh me@b python3 -m pip install --force-reinstall --no-deps paceline=={VERSION}`" in older
     assert ssh.told(B, 7, "Traceback\nOSError: no.\n") == "b: the command there ended with code 7: OSError: no."
 
 

@@ -16,13 +16,14 @@ from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import CheckpointError, ClusterError
-from paceline.launchers import team as team_module
-from paceline.launchers.actors import News, Order, Place, torch_version
 from paceline.launchers.children import Arrived, Exited
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
-from paceline.launchers.team import Away, Member, Team
+from paceline.launchers.ray import team as team_module
+from paceline.launchers.ray.actors import News, Order, Place, torch_version
+from paceline.launchers.ray.member import Member
+from paceline.launchers.ray.team import Away, Team
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
 
@@ -52,7 +53,7 @@ FAKE_RAY = SimpleNamespace(get=lambda ref, timeout=None: ref(), exceptions=EXCEP
 
 
 class FakeActor:
-    """What launchers/actors would answer; `told` is its next news, and an exception there is raised."""
+    """What launchers/ray/actors would answer; `told` is its next news, and an exception there is raised."""
 
     def __init__(self, life: str = "first", port: int = 2222, is_shared: bool = True) -> None:
         self.life, self.port, self.is_shared = life, port, is_shared
@@ -254,6 +255,44 @@ def test_a_new_worker_gets_the_newest_checkpoint_its_manifest_last(staff: Staff)
     assert (brought[-1][0], brought[-1][3]) == (f"{folder}/MANIFEST.json", True)
 
 
+def test_one_checkpoint_is_sent_once_though_a_ps_and_the_worker_itself_ask_for_it(staff: Staff) -> None:
+    """Two who send it at once would write one draft there."""
+    write_step(staff.paths.checkpoints, 10)
+    has_settled = threading.Event()
+
+    def do_settle(*_: str) -> bool:
+        has_settled.set()
+        return True
+
+    def do_keep(pieces: object) -> None:
+        if len(staff.worker.called("keep")) == 1:
+            staff.start(PS)  # in the middle of what the worker's own start sends
+            assert has_settled.wait(5)
+
+    staff.ps.do_settle, staff.worker.do_keep = do_settle, do_keep  # type: ignore[method-assign]
+    staff.ps.told, staff.worker.told = [news(0)], [news(0)]
+    staff.start(WORKER)
+    ended = {staff.team.children.next_event(5.0), staff.team.children.next_event(5.0)}
+    assert ended == {Exited(PS, 0), Exited(WORKER, 0)}
+    sent = [(path, offset) for (pieces,) in staff.worker.called("keep") for path, offset, *_ in pieces]
+    assert len(sent) == len(set(sent)) > 1
+
+
+@pytest.mark.parametrize("error", [GetTimeoutError(), RayError("OSError: No space left on device")])
+def test_a_worker_that_does_not_take_the_checkpoint_keeps_no_ps_from_its_start(staff: Staff, error: Exception) -> None:
+    def do_keep(pieces: object) -> None:
+        raise error
+
+    write_step(staff.paths.checkpoints, 10)
+    staff.members[WORKER].place = msgspec.json.decode(staff.worker.do_place("", 0), type=Place)
+    staff.members[WORKER].is_there, staff.members[WORKER].is_shared = True, False
+    staff.worker.do_keep = do_keep  # type: ignore[method-assign]
+    staff.ps.told = [news(0)]
+    staff.start(PS)
+    assert staff.team.children.next_event(5.0) == Exited(PS, 0)
+    assert staff.worker.called("keep")
+
+
 def test_who_is_asked_to_end_before_it_began_never_begins(staff: Staff) -> None:
     staff.ps.has_room.clear()
     staff.start(PS)
@@ -277,10 +316,10 @@ def test_what_ray_refuses_ends_the_task_with_its_reason(staff: Staff) -> None:
 def test_a_file_that_cannot_be_kept_is_told_once_and_costs_no_task(
     staff: Staff, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def keep(root: Path, piece: object) -> None:
+    def keep(root: Path, piece: object, sender: str) -> None:
         raise error
 
-    monkeypatch.setattr(team_module.mirror, "keep", keep)
+    monkeypatch.setattr(team_module, "keep", keep)
     piece = ("logs/worker-0.log", 0, b"one\n", False)
     staff.worker.told = [news(None, piece), news(None, piece), news(0)]
     staff.start(WORKER)
@@ -325,6 +364,18 @@ def test_one_with_another_paceline_cannot_join(tmp_path: Path, capfd: pytest.Cap
         thread.join(5.0)
     assert "worker:0 cannot join: m has paceline 0.0.1" in capfd.readouterr().out
     assert staff.team.children.next_event(0.0) is None
+
+
+def test_one_that_can_never_join_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def failing(*_: object) -> bool:
+        raise RayActorError("ray::TaskActor.__init__()\nModuleNotFoundError: No module named 'paceline'")
+
+    staff = Staff(tmp_path, is_later=True)
+    staff.worker.do_settle = failing  # type: ignore[method-assign]
+    staff.worker.has_room.set()
+    for thread in [each for each in threading.enumerate() if each.name == "expect-worker:0"]:
+        thread.join(5.0)
+    assert "worker:0 cannot join: paceline is not installed on that machine" in capfd.readouterr().out
 
 
 def test_another_torch_is_a_note(staff: Staff, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,10 @@ from paceline.cli.table import print_table
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_TRAINING
 
 if TYPE_CHECKING:
-    from paceline.launchers.diagnosis import Problem
-    from paceline.launchers.links import Link
-    from paceline.launchers.machine import Machine
-    from paceline.launchers.preflight import Report
+    from paceline.launchers.hosts.diagnosis import Problem
+    from paceline.launchers.hosts.links import Link
+    from paceline.launchers.hosts.machine import Machine
+    from paceline.launchers.hosts.preflight import Report
 
 HERE = "This machine"
 NUM_PORTS = 16  # asked for, to see that ports can be had at all
@@ -33,8 +33,8 @@ def doctor(hosts: Hosts = None, hostfile: Hostfile = None, cluster: ClusterFile 
     3: a host that no cluster could use.
     """
     from paceline.cluster.host_files import named
-    from paceline.launchers import diagnosis, machine
-    from paceline.launchers.preflight import Report, look
+    from paceline.launchers.hosts import diagnosis, machine
+    from paceline.launchers.hosts.preflight import Report, look
 
     asked = named(hosts, hostfile, cluster)
     here, loopback, free = machine.look(), _loopback(), _free_ports()
@@ -52,7 +52,7 @@ def doctor(hosts: Hosts = None, hostfile: Hostfile = None, cluster: ClusterFile 
 
 
 def _code(own: list["Problem"], report: "Report") -> int:
-    from paceline.launchers.diagnosis import fatal
+    from paceline.launchers.hosts.diagnosis import fatal
 
     if fatal(report.problems):
         return EXIT_CLUSTER
@@ -67,7 +67,7 @@ def _verdict(problems: list["Problem"]) -> list[str]:
 
 def _facts(here: "Machine", loopback: "Link | str", free: int) -> dict[str, str]:
     """What this machine is."""
-    from paceline.launchers.host_table import facts, link_words
+    from paceline.launchers.hosts.table import facts, link_words
 
     clock = {True: "kept right by ntp or the host", False: "nobody sets it", None: "not known"}[here.is_clock_set]
     return {
@@ -80,7 +80,7 @@ def _facts(here: "Machine", loopback: "Link | str", free: int) -> dict[str, str]
 
 def _print_hosts(report: "Report") -> None:
     """A column a host, as many beside each other as a terminal has room for; then the ways between them."""
-    from paceline.launchers.host_table import host_facts, matrix
+    from paceline.launchers.hosts.table import host_facts, matrix
 
     told = {name: host_facts(seen) for name, seen in report.seen.items()}
     names = list(told)
@@ -89,14 +89,14 @@ def _print_hosts(report: "Report") -> None:
         shown = names[first : first + width]
         print()
         print_table(("host", *shown), [[fact, *(told[name][fact] for name in shown)] for fact in told[shown[0]]])
-    if report.links:
+    if len(names) > 1:
         print()
         print_table(*matrix(report))
 
 
 def _loopback() -> "Link | str":
-    from paceline.launchers.links import loopback
-    from paceline.launchers.probe import reason
+    from paceline.launchers.hosts.links import loopback
+    from paceline.launchers.hosts.probe import reason
 
     try:
         return loopback()
@@ -122,6 +122,7 @@ def _json(here: "Machine", loopback: "Link | str", free: int, report: "Report", 
         "free_ports": free,
         "hosts": list(report.seen.values()),
         "links": [{"from": a, "to": b, "link": link} for (a, b), link in report.links.items()],
+        "unmeasured": [{"from": a, "to": b} for a, b in report.unmeasured],
         "problems": problems,
         "seconds": round(report.seconds, 3),
     }

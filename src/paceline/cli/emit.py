@@ -18,10 +18,11 @@ from paceline.cluster.validate import check
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.launchers.emit import Shipment
+    from paceline.launchers.emitting.docker import Shipment
 
 FIRST_PORT = 2222
 HERE = ("docker", "compose", "env")  # without addresses they start all tasks on this machine
+CONTAINERS = ("docker", "compose")
 IN_PODS = ("jobset", "tfjob")
 DEFAULTS = {  # of flags that not every form has
     "ps_hosts": None,
@@ -77,7 +78,7 @@ def emit(
     module: o.Module = False,
 ) -> None:
     """Both forms take the same flags."""
-    from paceline.launchers.emit import FORMS, check_gpus
+    from paceline.launchers.emitting.docker import FORMS, check_gpus
 
     check_gpus(gpus)
     typer.echo(FORMS[str(ctx.command.name)](shipment(ctx)))
@@ -104,7 +105,7 @@ def emit_kubernetes(
     module: o.Module = False,
 ) -> None:
     """Both forms take the same flags; hosts are the scheduler's."""
-    from paceline.launchers.emit_kubernetes import FORMS, check_cards, check_names
+    from paceline.launchers.emitting.kubernetes import FORMS, check_cards, check_names
 
     check_names(name, secret_name, claim)
     check_cards(gpus)
@@ -128,8 +129,8 @@ def emit_sbatch(
     module: o.Module = False,
 ) -> None:
     """Hosts are the scheduler's."""
-    from paceline.launchers.emit_kubernetes import check_cards
-    from paceline.launchers.emit_scripts import check_slurm, sbatch
+    from paceline.launchers.emitting.kubernetes import check_cards
+    from paceline.launchers.emitting.scripts import check_slurm, sbatch
 
     check_cards(gpus)
     made = shipment(ctx)
@@ -154,14 +155,14 @@ def emit_env(
     module: o.Module = False,
 ) -> None:
     """For whatever else starts processes."""
-    from paceline.launchers.emit_scripts import env
+    from paceline.launchers.emitting.scripts import env
 
     typer.echo(env(shipment(ctx)))
 
 
 def shipment(ctx: typer.Context) -> "Shipment":
     """What the flags describe, checked as `run` would check it."""
-    from paceline.launchers.emit import Shipment, check_image
+    from paceline.launchers.emitting.docker import Shipment, check_image
     from paceline.launchers.entry import Program, check_program
     from paceline.launchers.local import check_resume
 
@@ -187,6 +188,8 @@ def shipment(ctx: typer.Context) -> "Shipment":
             check_resume(settings.resume)
         settings = msgspec.structs.replace(settings, resume=os.path.abspath(os.path.join(base, settings.resume)))
     path = os.path.join(code, Path(script).name) if ctx.command.name in IN_PODS else os.path.abspath(script)
+    if ctx.command.name in CONTAINERS and not is_module and not Path(path).is_relative_to(code):
+        raise UsageError(f"{script} is not below --code {code}, which is all that a container sees.")
     absolute = program if is_module else Program(script=path, args=program.args)
     secret = None
     if not settings.insecure:

@@ -24,7 +24,11 @@ Name = Annotated[
 ]
 Reps = Annotated[
     int | None,
-    typer.Option("--reps", help="Interleaved repetitions of the rows side by side.  [default: 7, with --quick 3]"),
+    typer.Option(
+        "--reps",
+        help="Interleaved repetitions of the rows side by side  [default: 7, with --quick 3], or of the whole runs of "
+        "watch, cards  [1] and slow-link  [3, with --quick 1].",
+    ),
 ]
 Steps = Annotated[
     int | None, typer.Option("--steps", help="Steps a segment.  [default: of overhead 300, modes 50, apply 20]")

@@ -30,7 +30,7 @@ def is_meant(params: Mapping[str, object]) -> bool:
 
 def start(request: "local.Request", params: Mapping[str, object]) -> int:
     """The same request, for the machines of a Ray cluster."""
-    from paceline.launchers import on_ray
+    from paceline.launchers.ray import on_ray
 
     how = on_ray.OnRay(
         on=str(params["on"]),

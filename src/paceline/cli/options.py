@@ -151,7 +151,12 @@ ChaosSeed = Annotated[int, typer.Option("--chaos-seed", help="Which random fault
 WaitS = Annotated[float, typer.Option("--wait-s", help="Seconds a task waits for the others.")]
 On = Annotated[
     str | None,
-    typer.Option("--on", metavar="ray[://HOST]", help="Run on a Ray cluster (an extra).  [default: this host]"),
+    typer.Option(
+        "--on",
+        metavar="ray|ray://HOST|HOST:6379",
+        help="Run on a Ray cluster (an extra): the one that is found, by its client port, or on a machine of it.  "
+        "[default: this host]",
+    ),
 ]
 WorkerCpus = Annotated[float, typer.Option("--worker-cpus", help="With --on ray: CPUs of a worker.")]
 WorkerGpus = Annotated[float, typer.Option("--worker-gpus", help="With --on ray: GPUs of a worker.")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cluster.cores import usable_cores
 from paceline.errors import TrainingFailed, UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _wanted(
     named_ps = t.counts(ps or ("1,4,16" if is_far else "1,2"), "ps", t.MAX_PS)
     wanted = Wanted(
         workers=counts, ps=named_ps, modes=modes, link=joined, lane="tcp" if joined else lane,
-        cores=cores or _num_cores(), price=t.parse_price(price), slow=t.parse_slow(slow, counts[-1]),
+        cores=cores or usable_cores(), price=t.parse_price(price), slow=t.parse_slow(slow, counts[-1]),
     )  # fmt: skip
     return wanted, note
 
@@ -167,14 +168,14 @@ def _calibrated(
     script: str, args: tuple[str, ...], is_module: bool, seconds: float, threads: int | None, wanted: "Wanted"
 ) -> "Costs":
     from paceline.launchers.entry import Program
-    from paceline.plan.calibrate import calibrate, num_cores
+    from paceline.plan.calibrate import calibrate
 
     if not math.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"--seconds is {seconds:g}; it must be more than 0.")
     if threads is not None and threads < 1:
         raise UsageError(f"--threads is {threads}; a task has at least 1.")
     said = os.environ.get("OMP_NUM_THREADS", "")
-    chosen = threads or (int(said) if said.isdecimal() else 0) or (num_cores() if wanted.link else 1)
+    chosen = threads or (int(said) if said.isdecimal() else 0) or (usable_cores() if wanted.link else 1)
     program = Program(script=script, args=args, is_module=is_module)
     try:
         needs = (wanted.lane == "tcp", wanted.has_rounds)
@@ -224,7 +225,3 @@ def _print_table(head: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None
             console.print(framed)
             return
     print(plain(head, rows))
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

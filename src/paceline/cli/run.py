@@ -1,4 +1,4 @@
-"""HOW is a cluster started? `paceline run`: flags in, one request for launchers/local, or launchers/many, out.
+"""HOW is a cluster started? `paceline run`: flags in, one request for launchers/local, or launchers/hosts/many, out.
 
 Called by cli/main and cli/demo. Must never look at SCRIPT's own arguments.
 """
@@ -15,7 +15,7 @@ from paceline.cli.host_options import HOST_FLAGS, ClusterFile, Hostfile, Hosts
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.launchers import many
+    from paceline.launchers.hosts import many
 
 
 @o.with_settings
@@ -69,7 +69,7 @@ def start(params: Mapping[str, object], script: str, args: tuple[str, ...], is_m
     if is_on_ray:
         return on_ray.start(request, params)
     if hosts is not None:
-        from paceline.launchers import many
+        from paceline.launchers.hosts import many
 
         return many.dry_run(request, hosts) if params["dry_run"] else many.run(request, hosts)
     return local.dry_run(request) if params["dry_run"] else local.run(request)
@@ -86,7 +86,7 @@ def named_hosts(params: Mapping[str, object]) -> "many.Hosts | None":
         said = f"--{next(iter(given))}"
         raise UsageError(f"{said} says where tasks go, and so do --ps-hosts and --worker-hosts; leave one out.")
     from paceline.cluster import host_files
-    from paceline.launchers import many
+    from paceline.launchers.hosts import many
 
     named = host_files.named(*(given.get(flag) for flag in HOST_FLAGS))
     flags = [word for flag, value in given.items() for word in (f"--{flag}", value)]

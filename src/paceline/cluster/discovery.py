@@ -138,6 +138,11 @@ def look_everywhere(
             looks.append(ask())
         except UsageError as error:
             looks.append(Look(source, str(error), is_refused=True))
+    if not any(look.task is not None or look.is_refused for look in looks):
+        try:
+            _refuse_lone_job_name(False, given)
+        except UsageError as error:
+            looks = [Look("flags", str(error), is_refused=True) if look.source == "flags" else look for look in looks]
     return looks
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from paceline.cluster.hostlist import counts, expand
+from paceline.cluster.hosts import joined
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
@@ -73,11 +74,15 @@ def jobset(environ: Environ) -> Look:
             f"JobSet does not tell how many tasks there are; set {PS} and {WORKERS}, or TF_CONFIG. {PS}=0: no cluster."
         )
     subdomain, port = environ.get("JOBSET_SUBDOMAIN") or name, _port(environ, FIRST_PORT)
-    jobs = {
-        each: [f"{name}-{each}-0-{number}.{subdomain}:{port}" for number in range(size)]
-        for each, size in (("ps", num_ps), ("worker", num_workers))
-    }
-    return Look("JobSet", f"pod {index} of job {job} of {name}", ClusterSpec(jobs), Task(job, index))
+    cluster = jobset_cluster(name, subdomain, {"ps": num_ps, "worker": num_workers}, port)
+    return Look("JobSet", f"pod {index} of job {job} of {name}", cluster, Task(job, index))
+
+
+def jobset_cluster(name: str, subdomain: str, sizes: Mapping[str, int], port: int) -> ClusterSpec:
+    """The names of all pods, which are known before there is any: <jobset>-<job>-0-<index>.<subdomain>."""
+    return ClusterSpec(
+        {job: [f"{name}-{job}-0-{index}.{subdomain}:{port}" for index in range(size)] for job, size in sizes.items()}
+    )
 
 
 def torchrun(environ: Environ) -> Look:
@@ -85,7 +90,7 @@ def torchrun(environ: Environ) -> Look:
     number, size, master = _whole(environ, "RANK"), _whole(environ, "WORLD_SIZE"), environ.get("MASTER_ADDR", "")
     master_port = _whole(environ, "MASTER_PORT")
     if number is None or size is None or master_port is None or not master:
-        return Look("torchrun", "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set, or are no numbers")
+        return Look("torchrun", _lacking(environ, ("RANK", "WORLD_SIZE", "MASTER_PORT"), ("MASTER_ADDR",)))
     hosts = _blocks("torchrun", size, _whole(environ, "LOCAL_WORLD_SIZE") or 1, master)
     what = f"process {number} of {size} (RANK, WORLD_SIZE)"
     return _numbered("torchrun", what, environ, number, hosts, _port(environ, port_block(master_port)))
@@ -157,7 +162,7 @@ def addresses(hosts: Sequence[str], first_port: int) -> list[str]:
     taken: dict[str, int] = {}
     made = []
     for host in hosts:
-        made.append(f"{f'[{host}]' if ':' in host else host}:{first_port + taken.get(host, 0)}")
+        made.append(joined(host, first_port + taken.get(host, 0)))
         taken[host] = taken.get(host, 0) + 1
     return made
 
@@ -224,6 +229,22 @@ def _whole(environ: Environ, name: str) -> int | None:
     """A scheduler's number; None where it is not set, or where something else bears its name."""
     value = environ.get(name, "").strip()
     return int(value) if _WHOLE.fullmatch(value) else None
+
+
+def _lacking(environ: Environ, numbers: Sequence[str], texts: Sequence[str]) -> str:
+    """Why variables do not tell of a process: which is not set, or is no number.
+
+    >>> _lacking({}, ["RANK"], ["MASTER_ADDR"]), _lacking({"RANK": "x", "MASTER_ADDR": "a"}, ["RANK"], ["MASTER_ADDR"])
+    ('RANK and MASTER_ADDR are not set', "RANK is 'x', no number")
+    """
+    wrong = [
+        f"{name} is {environ[name][:40]!r}, no number"
+        for name in numbers
+        if environ.get(name) and _whole(environ, name) is None
+    ]
+    unset = [name for name in (*numbers, *texts) if not environ.get(name)]
+    told = f"{', '.join(unset[:-1])} and {unset[-1]}" if len(unset) > 1 else "".join(unset)
+    return "; ".join([*wrong, *([f"{told} {'are' if len(unset) > 1 else 'is'} not set"] if unset else [])])
 
 
 def _own(environ: Environ, name: str) -> int | None:

@@ -56,6 +56,15 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
         raise UsageError(f"--log-every is {settings.log_every}; it must be 0 (a few lines a second) or more.")
 
 
+def check_lane(lane: str, hosts: Collection[str]) -> None:
+    """What a launcher knows of tasks that it has placed: memory is shared on one host only."""
+    if lane in ("shm", "inproc") and len(hosts) > 1:
+        raise UsageError(
+            f"--lane {lane} is for tasks of one host, and these are on {len(hosts)}; leave it out: tasks of one host "
+            "share memory by themselves."
+        )
+
+
 def check_ops(settings: Settings) -> None:
     """What also holds for a cluster that only runs ops: it has no training, and any jobs.
 

@@ -1,10 +1,9 @@
 """ARE there enough descriptors? A ps holds a few for every worker; found out before the start, not in the middle.
 
-Called by launchers/local, launchers/many and launchers/serving. Raises the soft limit as far as the system allows.
+Called by launchers/local, hosts/many and launchers/serving. Raises the soft limit as far as the system allows.
 """
 
-import os
-
+from paceline.cluster.cores import usable_cores
 from paceline.errors import UsageError
 
 BASE = 40  # of a ps without workers: its log, its listeners, its memory, what Python itself has open
@@ -22,7 +21,7 @@ def check(num_workers: int) -> None:
         import resource
     except ImportError:
         return  # no such limit here
-    need = needed(num_workers, os.cpu_count() or 1)
+    need = needed(num_workers, usable_cores())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= need:
         return

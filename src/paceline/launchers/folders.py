@@ -1,6 +1,6 @@
 """WHAT happens to a run folder before any task runs? What an earlier run has told is put aside; a failure is told.
 
-Called by launchers/local, launchers/many and launchers/on_ray.
+Called by launchers/local, hosts/many and ray/on_ray.
 """
 
 from pathlib import Path

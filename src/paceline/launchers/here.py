@@ -1,6 +1,6 @@
 """WHO starts the tasks of one host? One nursery for all of them, and a keeper for the memory of every ps.
 
-Called by launchers/crew for this host, and by launchers/host_agent on every other one: the same everywhere. Must never
+Called by launchers/crew for this host, and by hosts/agent on every other one: the same everywhere. Must never
 decide whether or when: a task is started as often as it is told.
 """
 

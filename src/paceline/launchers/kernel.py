@@ -1,6 +1,6 @@
 """WHAT does a launcher ask of the Linux kernel? Deaths that follow a death, adopted orphans, a name in `ps`, the clock.
 
-Called by launchers/entry, launchers/nursery, launchers/forking and launchers/machine. Elsewhere than on Linux each does
+Called by launchers/entry, launchers/nursery, launchers/forking and hosts/machine. Elsewhere than on Linux each does
 nothing.
 """
 

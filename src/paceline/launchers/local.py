@@ -6,7 +6,6 @@ Called by `paceline run` and `paceline demo`. Must never make or start anything 
 import fcntl
 import os
 import secrets
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.secret import INSECURE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
@@ -198,8 +198,7 @@ def write_cluster(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:
 def threads(settings: Settings, cluster: ClusterSpec) -> str:
     """OMP_NUM_THREADS for every task: the user's, else this host's cores shared out over the workers started here."""
     num_workers = len(cluster.workers[: settings.started_workers])
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_workers))
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_workers))
 
 
 def announce(run: Run) -> None:

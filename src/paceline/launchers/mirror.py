@@ -1,7 +1,7 @@
-"""HOW does a run folder on another host come back? Piece by piece, while it grows; `keep` puts a piece in its place.
+"""HOW does a run folder on another host come back? Piece by piece, while it grows.
 
-Called by launchers/host_agent and launchers/actors, which send pieces in order, and on the driver by who hears them.
-Must never make a checkpoint look complete before it is, and never write outside of the run folder.
+Called by hosts/agent and ray/actors, which send pieces in order; launchers/pieces puts them in their place.
+Must never send half a checkpoint as a whole one, nor anything twice that has not changed.
 
 - logs, telemetry and TensorBoard's files only grow: what is new is added to the end there; telemetry in whole lines,
   because the launcher adds lines of its own. So several hosts may tell of one task, one after the other.
@@ -14,49 +14,31 @@ Must never make a checkpoint look complete before it is, and never write outside
 
 import hashlib
 import os
-import shutil
 from collections.abc import Collection, Iterator
-from enum import Enum
-from pathlib import Path, PurePosixPath
-
-import msgspec
+from pathlib import Path
 
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import MANIFEST, aside_name, step_of
-from paceline.cluster import moved
-from paceline.errors import ProtocolError
+from paceline.checkpoint.manifest import MANIFEST, folder_name
+from paceline.cluster.spec import Task
+from paceline.launchers.pieces import (
+    CHECKPOINTS,
+    LEDGERS,
+    LOGS,
+    TELEMETRY,
+    TENSORBOARD,
+    Kind,
+    Piece,
+    is_ours,
+    keep,
+    kind_of,
+    parts_of,
+)
 from paceline.telemetry import ledger
-from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+from paceline.telemetry.paths import RunPaths
 
 PIECE_BYTES = 256 << 10
 LIMIT_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10  # of a ledger; a multiple of its records
-LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
-TENSORBOARD, EVENTS = "tensorboard", "tfevents"
-GROWING = {LOGS: ".log", TELEMETRY: ".jsonl"}
-COMING = ".coming-"  # how the name of what is not complete yet begins
-STEP_DRAFT, SUMMARY_DRAFT = ".step-", ".summary.json."  # and of what is not written to its end
-OWN = {"config.json", "cluster.json", "summary.json", "secret", moved.FILE, moved.LOCK, CERTIFICATE, PRIVATE_KEY}
-
-
-class Kind(Enum):
-    """How a file of a run folder is carried."""
-
-    GROWS = "what is new of it"
-    LEDGER = "its records"
-    CHECKPOINT = "with the others of its folder"
-    OTHER = "whole, at the end"
-    NEVER = "not at all"
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """Some bytes of a file of the run folder."""
-
-    path: str  # below the run folder, with slashes
-    offset: int
-    data: bytes
-    is_last: bool = False  # of a file that is carried whole
-
 
 Coming = tuple[Path, Iterator[Piece]]
 
@@ -77,6 +59,7 @@ class Mirror:
         self._coming: Coming | None = None  # a checkpoint, or another file, that is on its way
         self._half: set[Path] = set()  # what could not be read to its end
         self._is_over = False
+        self._rest: list[Path] = []  # other files, then
 
     def skip(self, names: Collection[str] | None = None) -> None:
         """What is there now is known to who keeps it: all of it, or the files and checkpoints of these names."""
@@ -94,9 +77,17 @@ class Mirror:
         for path in of(self._others()):
             self._carried[path] = _stamp(path)
 
+    def put(self, piece: Piece) -> None:
+        """A piece of a file that whoever keeps the folder wants to be here: it is no news to them."""
+        made = keep(self._root, piece)
+        if made is not None or kind_of(parts_of(piece.path)) is not Kind.CHECKPOINT:
+            self.skip([self._name(made) if made is not None else piece.path])
+
     def finish(self) -> None:
         """All tasks have ended: from now on half lines and other files count, and ledgers are compared as a whole."""
-        self._is_over = True
+        if self._is_over:
+            return
+        self._is_over, self._rest = True, self._others()
         for path in self._ledgers():
             self._rewind(path, is_whole=True)
 
@@ -180,7 +171,8 @@ class Mirror:
             if self._carried.get(folder) != (manifest := _manifest(folder)):
                 self._carried[folder] = manifest
                 return self._begin(folder)
-        for path in self._others() if self._is_over else []:
+        while self._rest:
+            path = self._rest.pop(0)
             if self._carried.get(path) != (stamp := _stamp(path)):
                 self._carried[path] = stamp
                 return self._begin(path)
@@ -248,96 +240,16 @@ def whole(what: Path, name: str) -> Iterator[Piece]:
             offset += max(1, len(data))
 
 
-def keep(root: Path | str, piece: Piece) -> Path | None:
-    """Put a piece where it belongs; a checkpoint that is complete with it comes back, when it has its name."""
-    parts = _parts(piece.path)
-    path = Path(root, *parts)
-    kind = kind_of(parts)
-    if kind is Kind.CHECKPOINT:
-        return _keep_checkpoint(path, piece)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if kind is Kind.GROWS:
-        with path.open("ab") as file:
-            file.write(piece.data)
-    elif kind is Kind.LEDGER:
-        _put(path, piece)
-    else:
-        draft = path.with_name(COMING + path.name)
-        _put(draft, piece)
-        if piece.is_last:
-            os.replace(draft, path)
-    return None
+def told_by(paths: RunPaths, task: Task) -> Iterator[Piece]:
+    """What a task has told so far, behind which it goes on elsewhere; read when it is asked for: it may be large."""
+    for path in (paths.telemetry(task), paths.ledger(task)):
+        if path.exists():
+            yield from whole(path, path.relative_to(paths.root).as_posix())
 
 
-def kind_of(parts: tuple[str, ...]) -> Kind:
-    """How the file at this path below a run folder is carried; both sides ask.
-
-    >>> kind_of(("logs", "ps-0.log")).name, kind_of(("mine", "logs", "ps-0.log")).name
-    ('GROWS', 'OTHER')
-    >>> kind_of(("checkpoints", "step-00000010", "MANIFEST.json")).name, kind_of(("checkpoints", "best.pt")).name
-    ('CHECKPOINT', 'OTHER')
-    """
-    top, name, depth = parts[0], parts[-1], len(parts)
-    if any(part.startswith(".") for part in parts) or (depth == 1 and top in OWN):
-        return Kind.NEVER
-    if top == CHECKPOINTS and depth > 2 and step_of(Path(parts[1])) is not None:
-        return Kind.CHECKPOINT if depth == 3 else Kind.NEVER
-    if depth == 2 and (name.endswith(GROWING.get(top, "/")) or (top == TENSORBOARD and EVENTS in name)):
-        return Kind.GROWS
-    return Kind.LEDGER if depth == 2 and top == LEDGERS and name.endswith(".bin") else Kind.OTHER
-
-
-def is_ours(parts: tuple[str, ...]) -> bool:
-    """Whether what is never carried is known where it would be carried to, or is half of something.
-
-    >>> is_ours(("secret",)), is_ours(("checkpoints", ".step-00000010.77-1", "state.json")), is_ours((".notes",))
-    (True, True, False)
-    """
-    is_draft = any(part.startswith((COMING, SUMMARY_DRAFT)) for part in parts)
-    return is_draft or parts[0] in OWN or (parts[0] == CHECKPOINTS and parts[1].startswith(STEP_DRAFT))
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    """The parts of a piece's path; ProtocolError for one that no mirror sends."""
-    path = PurePosixPath(text)
-    parts = path.parts
-    is_strange = path.is_absolute() or not parts or any(part.startswith(".") or "\0" in part for part in parts)
-    if is_strange or kind_of(parts) is Kind.NEVER:
-        raise ProtocolError(f"a piece of {text!r}, which is no file that a host may send")
-    return parts
-
-
-def _put(path: Path, piece: Piece) -> None:
-    """These bytes at their place, and nothing behind them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.pwrite(file, piece.data, piece.offset)
-        os.ftruncate(file, piece.offset + len(piece.data))
-        if piece.is_last:
-            os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _keep_checkpoint(path: Path, piece: Piece) -> Path | None:
-    """Into a hidden folder, which gets its name when all that its manifest lists is there."""
-    final = path.parent
-    step, draft = step_of(final), final.with_name(COMING + final.name)
-    if step is None:
-        raise ProtocolError(f"a piece of {piece.path!r}, which is no checkpoint")
-    _put(draft / path.name, piece)
-    if path.name != MANIFEST or not piece.is_last:
-        return None
-    if not read.examine(draft).is_complete:  # another one of that name came in between
-        shutil.rmtree(draft, ignore_errors=True)
-        return None
-    aside = final.with_name(aside_name(step))
-    if final.exists():
-        os.rename(final, aside)
-    os.rename(draft, final)
-    shutil.rmtree(aside, ignore_errors=True)
-    return final
+def name_of(checkpoint: Path) -> str:
+    """Of a checkpoint in any run folder, wherever it lies."""
+    return f"{CHECKPOINTS}/{folder_name(read.examine(checkpoint).global_step)}"
 
 
 def digests(path: Path, size_bytes: int) -> list[bytes]:

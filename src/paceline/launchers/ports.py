@@ -1,6 +1,6 @@
 """WHERE may tasks listen? Free addresses of this host, held for tasks to come, and whether given ones are free here.
 
-Called by launchers/local before anything starts, and on other hosts by launchers/host_agent. Must never listen or
+Called by launchers/local before anything starts, and on other hosts by hosts/agent. Must never listen or
 connect: it only binds, and lets go.
 """
 

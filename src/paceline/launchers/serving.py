@@ -78,21 +78,10 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     descriptors.check(len(assignment.cluster.workers))
     service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
     core = service.core
-    if assignment.at is not None and paths is not None and core.ledger_position() is None:  # its own else
-        ledgers.set_predecessor_aside(paths.root, task)
-    if settings.ledger and paths is not None:
-        try:
-            core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))
-        except OSError as error:  # a full disk must not cost what is held in memory
-            say(f"{task} writes no ledger, so nobody can verify this run: {error}")
-    is_back = core.recover()
-    if is_back:
-        say(f"ps:{task.index} is back, with all that it knew: {core.state.version} updates")
-    if core.ledger is not None:
-        core.write_down(core.ledger, is_back)
+    _recover(core, assignment, paths, say)
     faults = chaos.of_ps(assignment)
     if faults is not None:
-        service.core.on_update = faults.at_version
+        core.on_update = faults.at_version
     service.on_refusal = lambda reason: say(f"Refused: {reason}")
     service.on_eviction = lambda reason: say(f"Evicted: {reason}")
     successor = _listen(service, assignment, say)
@@ -128,21 +117,43 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         if core.ledger is not None:
             core.ledger.close()
         if paths is not None and not is_mine and task.index == 0 and not has_successor:
-            lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
-            told = summary.build(
-                settings,
-                assignment.cluster,
-                read.reports(paths.root),
-                ok=not lost,
-                wall_s=time.monotonic() - began,
-                restarts=0,
-                lost=lost,
-                error=None,
-            )
-            summary.write(paths.root, told)
+            _sum_up(core, assignment, paths, time.monotonic() - began)
     if successor is not None and has_successor:
         raise Refused(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
     say(f"ps:{task.index} served {core.state.version} updates")
+
+
+def _recover(core: Core, assignment: Assignment, paths: RunPaths | None, say: Callable[[str], None]) -> None:
+    """What this ps, killed and started again, still holds; and its ledger, where one is asked for."""
+    task = assignment.task
+    if assignment.at is not None and paths is not None and core.ledger_position() is None:  # its own else
+        ledgers.set_predecessor_aside(paths.root, task)
+    if assignment.settings.ledger and paths is not None:
+        try:
+            core.ledger = PsLedger(Ledger(paths.ledger(task), core.ledger_position()))
+        except OSError as error:  # a full disk must not cost what is held in memory
+            say(f"{task} writes no ledger, so nobody can verify this run: {error}")
+    is_back = core.recover()
+    if is_back:
+        say(f"ps:{task.index} is back, with all that it knew: {core.state.version} updates")
+    if core.ledger is not None:
+        core.write_down(core.ledger, is_back)
+
+
+def _sum_up(core: Core, assignment: Assignment, paths: RunPaths, wall_s: float) -> None:
+    """Where no launcher does: summary.json, by ps:0."""
+    lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
+    told = summary.build(
+        assignment.settings,
+        assignment.cluster,
+        read.reports(paths.root),
+        ok=not lost,
+        wall_s=wall_s,
+        restarts=0,
+        lost=lost,
+        error=None,
+    )
+    summary.write(paths.root, told)
 
 
 def meter_of(assignment: Assignment) -> Meter:

@@ -1,6 +1,6 @@
 """WHEN is a run over? Starts the tasks of a prepared run, watches them, ends what is left, sums up.
 
-Called by launchers/local, launchers/many and launchers/on_ray. Must never leave a process behind, nor a run
+Called by launchers/local, hosts/many and ray/on_ray. Must never leave a process behind, nor a run
 folder without summary.json.
 
 A run: 1 start the tasks, 2 watch until the workers have ended, and start again who failed, 3 end the rest,

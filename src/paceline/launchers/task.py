@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
@@ -104,7 +105,7 @@ def _share_cores(assignment: Assignment) -> None:
         return
     started = assignment.cluster.workers[: assignment.settings.started_workers]
     workers = [t for t in assignment.cluster.tasks_beside(assignment.task) if t in started]
-    threads = max(1, (os.cpu_count() or 1) // max(1, len(workers)))
+    threads = max(1, usable_cores() // max(1, len(workers)))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     for name in TENSORFLOW_THREADS:
         os.environ.setdefault(name, str(threads))

@@ -3,9 +3,9 @@
 Called by `paceline run --hosts`. Must never start a task before every check has passed, on every host.
 
 1. what can be said without asking anybody: the flags, where every task goes
-2. all hosts are asked at once (launchers/preflight)
-3. --sync-code (launchers/syncing)
-4. the run folder, and an agent on every host (launchers/far)
+2. all hosts are asked at once (hosts/preflight)
+3. --sync-code (hosts/syncing)
+4. the run folder, and an agent on every host (hosts/far)
 5. launchers/supervisor, which decides everything, as on one host
 """
 
@@ -20,17 +20,18 @@ from paceline.cluster import hosts as placing
 from paceline.cluster.certificate import check_can_make
 from paceline.cluster.hosts import Host, joined, tasks_on
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.cluster.validate import check
+from paceline.cluster.validate import check, check_lane
 from paceline.errors import EXIT_OK, ClusterError, UsageError
-from paceline.launchers import closing, descriptors, gpus, local, preflight, ssh, syncing
-from paceline.launchers.agent_frames import Hello, Ready
+from paceline.launchers import closing, descriptors, gpus, local, memory
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import THREADS, Program, check_program
-from paceline.launchers.far import Far, lost_s
 from paceline.launchers.folders import write_failure
+from paceline.launchers.hosts import preflight, ssh, syncing
+from paceline.launchers.hosts.far import Far, lost_s
+from paceline.launchers.hosts.frames import Hello, Ready
+from paceline.launchers.hosts.preflight import Report
 from paceline.launchers.local import Request
 from paceline.launchers.nursery import VARIABLE as NURSERY
-from paceline.launchers.preflight import Report
 from paceline.launchers.supervisor import Patience, supervise
 from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.lines import cluster_lines
@@ -39,7 +40,7 @@ from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 Placed = dict[Task, Host]
-NO_SCRIPT = 96  # an exit code, beside those of launchers/ssh
+NO_SCRIPT = 96  # an exit code, beside those of hosts/ssh
 MORE_SILENCE_S = 5.0  # an agent waits for longer than the launcher, which then knows first
 
 
@@ -59,6 +60,7 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
     cluster = report.cluster(placed)
     check(request.settings, cluster)
     check_descriptors(cluster, placed, report)
+    check_memory(placed, report)
     code = syncing.code_of(request.program, Path.cwd())
     used = list({host.name: host for host in placed.values()}.values())
     program = code.program if hosts.sync_code else program_there(request.program)
@@ -117,6 +119,7 @@ def checked(request: Request, hosts: Hosts) -> Placed:
     for number, (task, host) in enumerate(placed.items(), start=1):
         jobs.setdefault(task.job, []).append(joined(host.name, number))  # as yet no port is known
     check(request.settings, ClusterSpec(jobs))
+    check_lane(request.settings.lane, {host.name for host in placed.values()})
     if request.settings.tls:
         check_can_make()
     local.check_folder(request)
@@ -165,6 +168,14 @@ def check_descriptors(cluster: ClusterSpec, placed: Placed, report: Report) -> N
                 f"A ps with {len(cluster.workers)} worker(s) needs about {need} descriptors, and {name} allows "
                 f"{machine.descriptors}; raise it there (ulimit -n {need}) or start fewer workers."
             )
+
+
+def check_memory(placed: Placed, report: Report) -> None:
+    """ClusterError where a host could not even hold so many processes: a slot too many, or a digit."""
+    for name, seen in report.seen.items():
+        count = sum(host.name == name for host in placed.values())
+        if short := memory.lacking(name, count, seen.machine.memory_mb):
+            raise ClusterError(f"{short}; give it fewer slots, or --workers.")
 
 
 def check_cards(run: Run, placed: Placed, ready: Mapping[str, Ready]) -> None:

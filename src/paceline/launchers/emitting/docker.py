@@ -1,6 +1,6 @@
 """WHICH commands start this cluster in containers? `docker run`, a line a task, or a file for Docker Compose.
 
-Called by `paceline emit`; emit_kubernetes and emit_scripts take their commands from here. Pure: text out. Every
+Called by `paceline emit`; kubernetes and scripts take their commands from here. Pure: text out. Every
 container runs the command that one would type by hand, with the code, the results and the secret at the same paths as
 outside; so the very same commands also work without containers.
 Must never start anything, and must never write a secret into the text.

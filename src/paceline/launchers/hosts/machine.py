@@ -1,10 +1,9 @@
 """WHAT is this machine? Versions, cores, memory, cards, shared memory, descriptors: looked up, nothing is started.
 
-Called by launchers/probe on every host of a cluster, and by `paceline doctor` here. Must never import torch (its
+Called by hosts/probe on every host of a cluster, and by `paceline doctor` here. Must never import torch (its
 version is read from its metadata), nor start CUDA, nor fail because a system does not say something.
 """
 
-import os
 import platform
 import shutil
 import sys
@@ -14,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+import paceline
+from paceline.cluster.cores import usable_cores
 from paceline.launchers.kernel import is_clock_set
+from paceline.launchers.memory import MB, limited, total_mb
 from paceline.version import VERSION
 
-MB = 1e6
 SHM = "/dev/shm"
 EXTRAS = {  # extra -> the package it brings
     "tls": "cryptography",
@@ -62,8 +63,6 @@ def look() -> Machine:
     """This machine, now."""
     import psutil
 
-    memory = psutil.virtual_memory()
-    limit = memory_limit()
     driver, gpus = cards()
     return Machine(
         name=platform.node(),
@@ -71,12 +70,12 @@ def look() -> Machine:
         python=platform.python_version(),
         executable=sys.executable,
         paceline=VERSION,
-        sources=digest(Path(__file__).parent.parent),
+        sources=digest(Path(paceline.__file__).parent),
         torch=version_of("torch"),
         extras={extra: found for extra, package in EXTRAS.items() if (found := _extra(package))},
-        cores=cores(),
-        memory_mb=min(memory.total, limit or memory.total) / MB,
-        free_memory_mb=min(memory.available, limit or memory.available) / MB,
+        cores=usable_cores(),
+        memory_mb=total_mb(),
+        free_memory_mb=limited(psutil.virtual_memory().available),
         shm_mb=shm_mb(),
         descriptors=descriptors(),
         is_clock_set=is_clock_set(),
@@ -106,21 +105,6 @@ def digest(folder: Path) -> str:
         found.update(path.relative_to(folder).as_posix().encode())
         found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def cores() -> int:
-    """Those that this process may use: fewer than there are, in a container with a quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdecimal() and period.isdecimal():
-        return max(1, min(count, -(-int(quota) // int(period))))
-    return count
-
-
-def memory_limit() -> int | None:
-    """Bytes that a container may have; None where nothing limits it."""
-    text = _read("/sys/fs/cgroup/memory.max")
-    return int(text) if text.isdecimal() else None
 
 
 def shm_mb() -> float | None:
@@ -167,10 +151,3 @@ def _card(handle: Any) -> Gpu:
     except pynvml.NVMLError:
         return Gpu(name=name)
     return Gpu(name=name, memory_mb=memory.total / MB, free_mb=memory.free / MB)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""

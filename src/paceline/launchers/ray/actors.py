@@ -1,6 +1,6 @@
 """WHAT runs inside a Ray actor? The machine's side of one task: its port, its process, a ps's memory, its files.
 
-Made by launchers/on_ray, called by launchers/team. The task itself is a child process, as `paceline run` starts it, so
+Made by ray/on_ray, called by ray/team. The task itself is a child process, as `paceline run` starts it, so
 that a killed one comes back where it was; it ends with the actor, by the kernel. Must never hand anything but small
 pieces of files to Ray: tensors travel on our own lanes. The secret comes as an argument of a call, and not of the
 actor: Ray writes those down, and shows them.
@@ -21,17 +21,19 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster import moved
-from paceline.cluster.certificate import write_certificate
+from paceline.cluster.certificate import remove_certificate, write_certificate
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.hosts import joined
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, ClusterError
-from paceline.launchers import mirror
 from paceline.launchers.children import Children, Exited
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Here, Start, environ
+from paceline.launchers.hosts.syncing import sees
+from paceline.launchers.mirror import Mirror
+from paceline.launchers.pieces import Piece
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
@@ -44,10 +46,10 @@ KILLED_S = 10.0
 PIECES_BYTES = 512 << 10
 
 
-Carried = tuple[str, int, bytes, bool]  # a mirror.Piece on its way
+Carried = tuple[str, int, bytes, bool]  # a Piece on its way
 
 
-def carried(piece: mirror.Piece) -> Carried:
+def carried(piece: Piece) -> Carried:
     """As Ray takes it."""
     return piece.path, piece.offset, piece.data, piece.is_last
 
@@ -98,7 +100,7 @@ class TaskActor:
         self._life = uuid.uuid4().hex
         self._holder: socket.socket | None = None
         self._paths: RunPaths | None = None
-        self._mirror: mirror.Mirror | None = None  # None: the driver sees the files themselves
+        self._mirror: Mirror | None = None  # None: the driver sees the files themselves
         self._here: Here | None = None
         self._task: Task | None = None
         self._number = 0  # of starts
@@ -128,21 +130,20 @@ class TaskActor:
 
     def settle(self, run_dir: str, task: str, token: str) -> bool:
         """Find the folder to write to; True: it is the driver's own, on this machine or on shared storage."""
-        is_shared = Path(run_dir, token).exists() and os.access(run_dir, os.W_OK)
+        is_shared = sees(run_dir, token)
         if self._paths is None:
             own = Path(FOLDER, Path(run_dir).name, f"{task}-{self._life[:8]}").absolute()
             self._paths = RunPaths(run_dir if is_shared else own)
             self._paths.create()
-            self._mirror = None if is_shared else mirror.Mirror(self._paths.root)
+            self._mirror = None if is_shared else Mirror(self._paths.root)
         return is_shared
 
     def keep(self, pieces: list[Carried]) -> None:
         """Files of the driver's run folder that a task needs here, to go on behind them, or from them."""
         with self._carrying:
             for piece in pieces:
-                mirror.keep(self._folder.root, mirror.Piece(*piece))
-            if self._mirror is not None and not self._number:
-                self._mirror.skip()
+                if self._mirror is not None:
+                    self._mirror.put(Piece(*piece))
 
     def start(self, order: bytes, secret: bytes, keys: Mapping[str, bytes]) -> int:
         """Start the task; the number of this start comes back, for which news() tells."""
@@ -201,6 +202,7 @@ class TaskActor:
         """The task has ended for good: what is left of its files; asked until there is nothing."""
         with self._carrying:
             if self._mirror is not None:
+                remove_certificate(self._folder.root)  # no key stays behind, whatever else must
                 self._mirror.finish()
         return self._pieces(seen)
 
@@ -246,17 +248,6 @@ def end_all(children: Children) -> None:
     children.kill()
     if not children.wait_until_gone(None, KILLED_S):
         raise ClusterError(f"its last process did not end within {KILLED_S:g} s of being killed.")
-
-
-def grows_to() -> dict[str, float] | None:
-    """What the cluster may grow to, if an autoscaler has said so; asked inside of the cluster."""
-    from ray._private.state import state
-
-    try:
-        told = state.get_max_resources_from_cluster_config()
-    except Exception:  # not Ray's public interface: without it a cluster is as large as it is
-        return None
-    return {name: float(value) for name, value in told.items()} if told else None
 
 
 def held(host: str, port: int) -> socket.socket:

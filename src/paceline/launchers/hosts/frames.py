@@ -1,6 +1,6 @@
 """WHAT do a launcher and the agent of a host say to each other? Messages in frames, over the agent's stdin and stdout.
 
-Used by launchers/host_agent, and here by launchers/many, launchers/far and launchers/far_host. Pure values; no
+Used by hosts/agent, and here by hosts/many, hosts/far and hosts/far_host. Pure values; no
 pickle: msgpack of fixed shapes. Must never be printed: Hello holds the secret of the run, which is why it travels here
 and not in a command line.
 
@@ -17,7 +17,8 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
 from paceline.errors import ProtocolError
 from paceline.launchers.entry import Program
-from paceline.launchers.mirror import PIECE_BYTES, Piece
+from paceline.launchers.mirror import PIECE_BYTES
+from paceline.launchers.pieces import Piece
 
 MAGIC = b"\x00paceline agent 1\n"
 LONGEST_NOISE = 64 << 10  # what a shell may say before

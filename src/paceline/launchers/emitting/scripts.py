@@ -10,8 +10,8 @@ import shlex
 
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.launchers.emit import Shipment, behaviour
-from paceline.launchers.emit_kubernetes import one_line
+from paceline.launchers.emitting.docker import Shipment, behaviour
+from paceline.launchers.emitting.kubernetes import one_line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

@@ -1,6 +1,6 @@
 """WHAT goes on with another host? Its agent behind ssh, what it says, and the tasks that it runs.
 
-Called by launchers/far. Threads of its own read and write, so that nobody ever waits for a host that hangs. Must never
+Called by hosts/far. Threads of its own read and write, so that nobody ever waits for a host that hangs. Must never
 leave ssh behind here, nor, as its stdin ends with it, an agent there.
 """
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
 from signal import SIGKILL, Signals
 from typing import IO
@@ -16,13 +17,13 @@ from typing import IO
 from paceline.cluster.hosts import Host
 from paceline.cluster.spec import Task
 from paceline.errors import PacelineError
-from paceline.launchers import agent_frames as f
-from paceline.launchers import ssh
-from paceline.launchers.agent_frames import Ready, Told
-from paceline.launchers.mirror import Piece
+from paceline.launchers.hosts import frames as f
+from paceline.launchers.hosts import ssh
+from paceline.launchers.hosts.frames import Ready, Told
+from paceline.launchers.pieces import Piece
 from paceline.launchers.restart import LOST
 
-AGENT = ("-P", "-m", "paceline.launchers.host_agent")
+AGENT = ("-P", "-m", "paceline.launchers.hosts.agent")
 END_S = 5.0
 EXIT_S = 1.0
 RUNNING = "running"
@@ -75,9 +76,10 @@ class FarHost:
         self.is_lost = False
         self.has_said_over = False  # all that it had is here
         self.left: list[str] = []  # but for this
+        self.is_short = False  # some of what it sent could not be kept here
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
-        self.heard_s = self.news_s = time.monotonic()
+        self._begun_s = self.heard_s = self.news_s = time.monotonic()
         self._on_piece, self._on_lost = on_piece, on_lost
         self._lock = threading.Lock()
         self._tasks: dict[Task, FarProcess] = {}
@@ -119,7 +121,10 @@ class FarHost:
         """What the agent found; None when it refuses, or says nothing: then it is lost."""
         self._answered.wait(max(0.0, deadline_s - time.monotonic()))
         if self.ready is None:
-            self.lose(f"The agent on {self.host.name} did not answer in time.")
+            self.lose(
+                f"The agent on {self.host.name} did not answer within {time.monotonic() - self._begun_s:.0f} s; look "
+                "there whether its folder can be written to, and what keeps it busy."
+            )
         return self.ready
 
     def start(self, order: f.Start) -> FarProcess:
@@ -180,8 +185,9 @@ class FarHost:
             self._is_agent = f.skip_noise(stream) is not None
             self._may_write.set()
             while self._is_agent and (message := f.read_heard(stream)) is not None:
-                self.heard_s = time.monotonic()
+                self.heard_s = inf  # it is not silent while we are busy with what it said, on a slow disk
                 self._take(message)
+                self.heard_s = time.monotonic()
         except (PacelineError, OSError, ValueError) as error:
             why = f"{self.host.name} is lost: {error}"
         if not self._over.is_set():
@@ -189,7 +195,7 @@ class FarHost:
 
     def _take(self, message: f.Heard) -> None:
         if isinstance(message, f.News):
-            self.news_s = self.heard_s
+            self.news_s = time.monotonic()
             self._on_piece(self, message.piece)
         elif isinstance(message, f.Beat):
             self.states = message.states
@@ -204,8 +210,9 @@ class FarHost:
         elif isinstance(message, f.Refused):
             self.lose(f"{self.host.name}: {message.why}")
         elif isinstance(message, f.Over):
-            self.say(f.End())  # all of it is here: what is there may go
-            self.has_said_over, self.left = True, message.left
+            if not self.is_short:
+                self.say(f.End())  # all of it is here: what is there may go
+            self.has_said_over, self.left = not self.is_short, message.left
             self._over.set()
 
     def _why_it_ended(self) -> str:

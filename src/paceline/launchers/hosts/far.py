@@ -1,7 +1,7 @@
 """HOW are tasks started on many hosts? Each has an agent that does as this side says; a host that is lost is replaced.
 
 Called by launchers/crew in place of launchers/here; launchers/restart decides, as on one host. What runs there is
-launchers/host_agent. Must never block the launcher on a host that hangs, nor leave an agent behind.
+hosts/agent. Must never block the launcher on a host that hangs, nor leave an agent behind.
 
 A host whose ssh ends, or that says nothing for a while, is lost for this run. Its tasks end as lost, and whoever is
 started again is so on a host that has a slot left: with what it has told, a chief with the newest checkpoint. A ps that
@@ -10,30 +10,32 @@ moves is told to everybody by cluster/moved.
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import folder_name
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
 from paceline.errors import CheckpointError, ClusterError
-from paceline.launchers import agent_frames as f
-from paceline.launchers.agent_frames import Hello, Ready
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
-from paceline.launchers.far_host import FarHost, FarProcess
 from paceline.launchers.here import Start
-from paceline.launchers.mirror import CHECKPOINTS, Piece, keep, whole
+from paceline.launchers.hosts import frames as f
+from paceline.launchers.hosts.far_host import FarHost, FarProcess
+from paceline.launchers.hosts.frames import Hello, Ready
+from paceline.launchers.hosts.ssh import at_once
+from paceline.launchers.mirror import name_of, told_by, whole
+from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.restart import LOST
-from paceline.launchers.ssh import at_once
 from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.sink import append
 
-READY_S = 30.0
+READY_S = 12.0  # it imports no torch before, and the host has just answered the same python
+CLEARING_S = 30.0  # where it may first have to remove what a launcher that died has left
 BEAT_S = 1.0
 NAMED = 5  # files, of many
 LOST_LEASES, LEAST_LOST_S = 3, 10.0
@@ -47,6 +49,11 @@ def lost_s(settings: Settings) -> float:
     15.0
     """
     return max(LEAST_LOST_S, LOST_LEASES * settings.lease_s)
+
+
+def ready_s(hellos: Iterable[Hello]) -> float:
+    """How long agents may take until they are ready."""
+    return CLEARING_S if any(hello.is_going_on for hello in hellos) else READY_S
 
 
 def left_words(names: list[str]) -> str:
@@ -76,7 +83,7 @@ class Far:
 
     def open(self, hosts: list[Host], hellos: Mapping[str, Hello]) -> dict[str, Ready]:
         """Start all agents at once, and wait for them; ClusterError, with nothing left running, when some fail."""
-        deadline_s = time.monotonic() + READY_S
+        deadline_s = time.monotonic() + ready_s(hellos.values())
         try:
             for host in hosts:
                 far = self._hosts[host.name] = FarHost(host, self._keep, self._tell_lost)
@@ -131,6 +138,7 @@ class Far:
             print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
             self._told.update(self._hosts)
         self._close_all()
+        sweep(self._run.paths.root)
         cut = [far for far in self._hosts.values() if not far.has_said_over and not far.is_shared]
         for far in cut:
             self._tell_cut(far)
@@ -187,9 +195,7 @@ class Far:
                 each.say(f.Moved({str(task): address}))
             text += f", at {address}, and is restored from the newest checkpoint: what came after that is lost"
         append(paths.telemetry(task), "warning", task=str(task), text=text)
-        for path in (paths.telemetry(task), paths.ledger(task)):
-            if path.exists():
-                far.put(whole(path, path.relative_to(paths.root).as_posix()))
+        far.put(told_by(paths, task))
 
     def _bring_checkpoints(self, far: FarHost) -> str:
         """The newest one to the chief's host, if it lacks it; and what `--resume PATH` names, whose name there comes
@@ -203,15 +209,12 @@ class Far:
         resume = self._run.settings.resume
         if resume in ("auto", "none"):
             return ""
-        given = Path(resume)
-        inside = given / CHECKPOINTS if (given / CHECKPOINTS).is_dir() else given
-        found = given if (given / "MANIFEST.json").exists() else read.newest(inside)
+        found = read.named(Path(resume))
         return self._bring(far, found) if found is not None else ""
 
     def _bring(self, far: FarHost, checkpoint: Path) -> str:
         """A checkpoint to a host that may lack it; its name there."""
-        found = read.examine(checkpoint)
-        name = f"{CHECKPOINTS}/{folder_name(found.global_step)}"
+        found, name = read.examine(checkpoint), name_of(checkpoint)
         if found.manifest is not None and found.manifest.sha256 not in far.has:
             far.has.add(found.manifest.sha256)
             far.put(whole(checkpoint, name))
@@ -220,7 +223,11 @@ class Far:
     def _keep(self, far: FarHost, piece: Piece) -> None:
         """What a host sends lies in the run folder here; a checkpoint is brought to the chief, if another wrote it."""
         with self._keeping:
-            made = keep(self._run.paths.root, piece)
+            try:
+                made = keep(self._run.paths.root, piece, far.host.name)
+            except OSError as error:
+                self._tell_short(far, piece, error)
+                return
             if made is None:
                 return
             manifest = read.examine(made).manifest
@@ -233,13 +240,20 @@ class Far:
         if chief is not far and chief.ready is not None and not chief.ready.is_shared:
             self._bring(chief, made)
 
+    def _tell_short(self, far: FarHost, piece: Piece, error: OSError) -> None:
+        """What costs no more than a file must not cost the run, nor a host: it keeps its folder."""
+        if not far.is_short:
+            far.is_short = True
+            self._told.add(far.host.name)
+            why = f"a piece of {piece.path} from {far.host.name} could not be kept here: {error}"
+            print(f"paceline: {why}; the run goes on, and {far.host.name} keeps its folder.", flush=True)
+
     def _tell_cut(self, far: FarHost) -> None:
         """What it wrote last has not come; one that was lost with a task has been told of already."""
         name = far.host.name
         if name not in self._told:
             print(f"paceline: {far.why or f'{name} does not end.'} What it has not sent yet stays there.", flush=True)
-        for task in [task for task, where in self._placed.items() if where == name]:
-            note_cut(self._run.paths.ledger(task))
+        self._note_cut([task for task, where in self._placed.items() if where == name])
 
     def _tell_lost(self, far: FarHost) -> None:
         """Once, in the telemetry of a task that is lost with it: the view shows it. What it wrote last never came."""
@@ -247,5 +261,11 @@ class Far:
         for task in tasks[:1]:
             self._told.add(far.host.name)
             append(self._run.paths.telemetry(task), "warning", task=str(task), text=far.why)
-        for task in tasks if far.ready is not None and not far.is_shared else []:
-            note_cut(self._run.paths.ledger(task))
+        if far.ready is not None and not far.is_shared:
+            self._note_cut(tasks)
+
+    def _note_cut(self, tasks: Sequence[Task]) -> None:
+        """What was written down last of these never came; of one that had just begun, nothing did."""
+        for task in tasks if self._run.settings.ledger else []:
+            with suppress(OSError):  # a full disk must not keep the run from its end
+                note_cut(self._run.paths.ledger(task))

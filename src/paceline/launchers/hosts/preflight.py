@@ -1,9 +1,9 @@
 """CAN these hosts form a cluster? All of them are asked at once, before anything starts, in a few seconds.
 
-Called by launchers/many, and by `paceline doctor`. Must never start a task, leave a process on a
+Called by hosts/many, and by `paceline doctor`. Must never start a task, leave a process on a
 host, nor let one host that does not answer hide what is wrong with the others.
 
-    1. every host: ssh, its python, its paceline, `launchers/probe` (versions, cores, cards, free ports)
+    1. every host: ssh, its python, its paceline, `hosts/probe` (versions, cores, cards, free ports)
     2. its clock, beside this machine's; its address, where it is called localhost here and not by the others
     3. between the hosts: latency and bytes a second, disjoint pairs at the same time
 """
@@ -18,12 +18,12 @@ from paceline.cluster.hosts import Host, joined, tasks_on
 from paceline.cluster.secret import is_loopback
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ClusterError
-from paceline.launchers import diagnosis, machine, ssh
-from paceline.launchers.diagnosis import Problem, Seen
-from paceline.launchers.links import Link
-from paceline.launchers.probe import AskAddress, AskClock, AskLink, AskLook
-from paceline.launchers.ssh import at_once
-from paceline.launchers.talk import Talk
+from paceline.launchers.hosts import diagnosis, machine, ssh
+from paceline.launchers.hosts.diagnosis import Problem, Seen
+from paceline.launchers.hosts.links import Link
+from paceline.launchers.hosts.probe import AskAddress, AskClock, AskLink, AskLook
+from paceline.launchers.hosts.ssh import at_once
+from paceline.launchers.hosts.talk import Talk
 
 LOOK_S, CLOCK_S, LINK_S = 12.0, 3.0, 9.0  # how long an answer may take
 LINKS_S = 3.0  # for all pairs together
@@ -38,6 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     seen: dict[str, Seen] = {}
     links: dict[tuple[str, str], Link | str] = {}  # a text: why there is none
+    unmeasured: tuple[tuple[str, str], ...] = ()  # for want of time
     problems: tuple[Problem, ...] = ()
     seconds: float = 0.0
 
@@ -67,10 +68,9 @@ def look(
     hosts: Sequence[Host],
     num_ports: Mapping[str, int] | None = None,
     pairs: Iterable[tuple[str, str]] | None = None,
-    given: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Report:
-    """Ask all hosts; of `pairs` the first connects to the second, as workers do to a ps: all of them where nothing is
-    said; `given` are ports that must be free."""
+    """Ask all hosts; of `pairs` the first connects to the second, as workers do to a ps: every_pair where nothing is
+    said."""
     begun_s = time.monotonic()
     talks: dict[str, Talk] = {}
     try:
@@ -82,7 +82,6 @@ def look(
                 talks[host.name],
                 addresses[host.name],
                 (num_ports or {}).get(host.name, 0),
-                (given or {}).get(host.name, ()),
             ),
             hosts,
         )
@@ -91,18 +90,35 @@ def look(
         seen = _with_addresses(talks, seen)
         for each in seen.values():
             problems += diagnosis.of_host(each, here, ssh.pip_line(each.host))
-        every = [(a, b) for b in seen if seen[b].host.has("ps") for a in seen if a != b] if pairs is None else pairs
+        every = every_pair([each.host for each in seen.values()]) if pairs is None else pairs
         known = [(a, b) for a, b in every if a in seen and b in seen and seen[b].sink_port]
         links = _links(talks, seen, known, until_s=begun_s + LIMIT_S)
     finally:
         at_once(Talk.close, list(talks.values()))
-    problems += diagnosis.of_links(seen, links)
-    return Report(seen=seen, links=links, problems=tuple(problems), seconds=time.monotonic() - begun_s)
+    unmeasured = tuple(pair for pair in known if pair not in links and pair[::-1] not in links)
+    problems += [*diagnosis.of_links(seen, links), *diagnosis.of_unmeasured(unmeasured, LIMIT_S)]
+    seconds = time.monotonic() - begun_s
+    return Report(seen=seen, links=links, unmeasured=unmeasured, problems=tuple(problems), seconds=seconds)
 
 
-def _seen(talk: Talk, address: str, num_ports: int, given: tuple[int, ...]) -> Seen | Problem:
+def every_pair(hosts: Sequence[Host]) -> list[tuple[str, str]]:
+    """Who connects to whom, so that all ways are known: first to whoever may hold a ps, as a run does; then between
+    those of whom neither may.
+
+    >>> from paceline.cluster.hosts import parse
+    >>> one, two = (msgspec.structs.replace(parse(name), roles=("worker",)) for name in ("b", "c"))
+    >>> every_pair([parse("a"), one, two])
+    [('b', 'a'), ('c', 'a'), ('b', 'c'), ('c', 'b')]
+    """
+    holders = [host for host in hosts if host.has("ps")]
+    others = [host for host in hosts if not host.has("ps")]
+    ways = [(a, b) for b in holders for a in hosts] + [(a, b) for a in others for b in others]
+    return [(a.name, b.name) for a, b in ways if a is not b]
+
+
+def _seen(talk: Talk, address: str, num_ports: int) -> Seen | Problem:
     host = talk.host
-    question = AskLook(token=talk.token, address=address, num_ports=num_ports, between=host.ports, given=given)
+    question = AskLook(token=talk.token, address=address, num_ports=num_ports, between=host.ports)
     try:
         told = talk.ask(question, LOOK_S)
         clock_s, within_s = min((_clock(talk) for _ in range(CLOCKS)), key=lambda each: each[1])

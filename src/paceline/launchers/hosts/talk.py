@@ -1,6 +1,6 @@
 """HOW is a host asked? Its probe, started through ssh: a question goes to stdin, an answer comes from stdout.
 
-Called by launchers/preflight. Must never wait without a limit, nor leave a process here or there: the probe ends with
+Called by hosts/preflight. Must never wait without a limit, nor leave a process here or there: the probe ends with
 its stdin.
 """
 
@@ -16,9 +16,9 @@ import msgspec
 
 from paceline.cluster.hosts import Host
 from paceline.errors import ClusterError
-from paceline.launchers import ssh
-from paceline.launchers.links import TOKEN_BYTES
-from paceline.launchers.probe import MARK, Answer, Ask
+from paceline.launchers.hosts import ssh
+from paceline.launchers.hosts.links import TOKEN_BYTES
+from paceline.launchers.hosts.probe import MARK, Answer, Ask
 from paceline.version import VERSION
 
 OLDEST = (3, 11)  # python that paceline runs on; older ones know no -P, which keeps the user's modules out
@@ -41,7 +41,7 @@ class Talk:
         self.host = host
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._begun_s = time.monotonic()
-        self._process = ssh.start(host, ssh.python_line(host, "-P", "-m", "paceline.launchers.probe"))
+        self._process = ssh.start(host, ssh.python_line(host, "-P", "-m", "paceline.launchers.hosts.probe"))
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         self._errors = bytearray()
         self._broken = ""  # why it is not asked again: a late answer would be taken for the next one

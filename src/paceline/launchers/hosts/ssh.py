@@ -1,6 +1,6 @@
 """HOW does a command run on another host? The system's own `ssh`, with the user's keys, agent and ~/.ssh/config.
 
-Called by launchers/talk, launchers/preflight, launchers/syncing, launchers/many and launchers/far_host.
+Called by hosts/talk, hosts/preflight, hosts/syncing, hosts/many and hosts/far_host.
 PACELINE_SSH holds another command and its options (`ssh -F my_config`). Must never ask for a password, nor put a secret
 into a command line: secrets go to stdin. A host that is this machine (localhost) takes the same command without ssh.
 """
@@ -43,6 +43,7 @@ SAID_BYTES = 16 << 10  # of what it says beside: the end of it
 GONE_S = 5.0  # what was killed is gone then
 REST_S = 1.0  # and what it said is here
 NO_FOLDER, NO_PYTHON, SSH_FAILED = 97, 98, 255  # exit codes of the line that we send, and ssh's own
+OVER = "--force-reinstall --no-deps "  # else pip finds nothing to do where the version is the same
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -70,6 +71,12 @@ def words() -> list[str]:
         return shlex.split(given)
     except ValueError as error:
         raise UsageError(f"{SSH} is {given!r}, which is no command ({error}); write it as for a shell.") from None
+
+
+def config_file() -> str:
+    """Where the user's settings of ssh are: what PACELINE_SSH says (`ssh -F my_config`), or the usual file."""
+    said = words()
+    return said[said.index("-F") + 1] if "-F" in said[:-1] else "~/.ssh/config"
 
 
 def command(host: Host, line: str, options: Sequence[str] = ()) -> list[str]:
@@ -283,14 +290,19 @@ def told(host: Host, code: int | None, stderr: str, seconds: float = 0.0) -> str
         return f'{name} has no python at {python_of(host)}; say where it is: python = "/path" in a cluster.toml.'
     if code == SSH_FAILED and not host.is_here:
         return _ssh_failed(host, stderr)
-    if module := missing_module(stderr):
+    if (module := missing_module(stderr)).startswith("paceline."):
+        return (
+            f"{name} has another paceline than this one in {python_of(host)}, without {module}; install this one over "
+            f"it, even where both have one number: {pip_line(host, OVER)} (or pip install a copy of its folder there)."
+        )
+    if module:
         lacks = "no paceline" if module == "paceline" else f"no package {module}, which paceline needs,"
         return f"{name} has {lacks} in {python_of(host)}; install it there: {pip_line(host)}."
     return f"{name}: the command there ended with code {code}: {said or 'it said nothing'}."
 
 
 def _ssh_failed(host: Host, stderr: str) -> str:
-    name, by, said = host.name, by_hand(host), last_line(stderr)
+    name, by, said, config = host.name, by_hand(host), last_line(stderr), config_file()
     for sign, sentence in (
         ("REMOTE HOST IDENTIFICATION HAS CHANGED",
          f"The key of {name} has changed since you last connected; if that is right, run `ssh-keygen -R {_bare(host)}` "
@@ -298,17 +310,17 @@ def _ssh_failed(host: Host, stderr: str) -> str:
         ("Host key verification failed",
          f"The key of {name} is not known yet; connect once by hand to accept it: `{by}`."),
         ("Could not resolve hostname",
-         f"{name} is not known: `{by}` finds no such host; check its spelling, or name its HostName in ~/.ssh/config."),
+         f"{name} is not known: `{by}` finds no such host; check its spelling, or name its HostName in {config}."),
         ("UNPROTECTED PRIVATE KEY FILE",
          f"Your key for {name} is open to others, so ssh does not use it; run chmod 600 on it."),
         ("Too many authentication failures",
-         f"{name} was offered too many keys; name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)."),
+         f"{name} was offered too many keys; name the right one in {config} (IdentityFile, IdentitiesOnly yes)."),
         ("Permission denied",
          f"{name} takes none of your keys ({_reason(said)}), and no password is asked for; run `ssh-copy-id "
-         f"{host.target}`, add the key to the agent (`ssh-add`), or name it in ~/.ssh/config (IdentityFile)."),
+         f"{host.target}`, add the key to the agent (`ssh-add`), or name it in {config} (IdentityFile)."),
         ("Connection refused",
          f"{name} is there, and no ssh server listens (connection refused); start sshd there, or name its Port in "
-         "~/.ssh/config."),
+         f"{config}."),
         ("timed out",
          f"{name} did not answer within {CONNECT_S} s; is it on, and may this machine reach it? Try `{by}`."),
         ("No route to host", f"There is no way to {name} (no route to host); is it on, and in this network?"),
@@ -325,8 +337,8 @@ def _ssh_failed(host: Host, stderr: str) -> str:
 def missing_module(stderr: str) -> str:
     """The module that Python did not find; "" where that was not the matter.
 
-    >>> missing_module("/usr/bin/python3: No module named paceline.launchers.probe")
-    'paceline.launchers.probe'
+    >>> missing_module("/usr/bin/python3: No module named paceline.launchers.hosts.probe")
+    'paceline.launchers.hosts.probe'
     """
     found = re.search(r"No module named '?([\w.]+)", stderr)
     return found[1] if found else ""
@@ -342,9 +354,9 @@ def python_of(host: Host) -> str:
     return host.python or "python3"
 
 
-def pip_line(host: Host) -> str:
-    """What a person types to have there the paceline that is here."""
-    install = f"{host.python or 'python3'} -m pip install paceline=={VERSION}"
+def pip_line(host: Host, options: str = "") -> str:
+    """What a person types to have there the paceline that is here; `options`: further ones of pip."""
+    install = f"{host.python or 'python3'} -m pip install {options}paceline=={VERSION}"
     return f"`{install}`" if host.is_here else f"`{by_hand(host)} {install}`"
 
 

@@ -1,6 +1,6 @@
 """WHAT is wrong with a machine, or between two? Problems as sentences, each with what to do about it.
 
-Called by launchers/preflight and `paceline doctor` with what was seen; pure. A problem is fatal where a run would fail
+Called by hosts/preflight and `paceline doctor` with what was seen; pure. A problem is fatal where a run would fail
 or compute something else; all others are worth knowing. Must never call something a problem that nobody can change.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.cluster.hosts import Host, joined
-from paceline.launchers.links import Link
-from paceline.launchers.machine import Machine
+from paceline.launchers.hosts.links import Link
+from paceline.launchers.hosts.machine import Machine
 
 CLOCK_S = 1.0
 LEAST_SHM_MB = 128.0  # Docker gives 64 unless it is told otherwise
@@ -21,7 +21,7 @@ SLOW_MS = 10.0
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as it should be; `where` is a host's name."""
+    """Something that is not as it should be; `where` is a host's name, "" where it is of several."""
 
     where: str
     sentence: str
@@ -35,7 +35,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     address: str  # where tasks of other hosts reach it
     ports: tuple[int, ...] = ()  # free there, one for each task
-    taken: dict[int, str] = {}  # ports that were asked for and are not free -> by whom
+    taken: dict[int, str] = {}  # where too few ports are free: those that are not -> by whom
     num_ports: int = 0  # asked for
     clock_s: float = 0.0  # ahead of this machine's clock
     clock_within_s: float = 0.0  # so well is that known
@@ -72,7 +72,8 @@ def of_machine(machine: Machine, where: str) -> list[Problem]:
         found.append(
             _note(
                 where,
-                f"{where} has {machine.free_memory_mb:.0f} MB of free memory; a task with torch takes some hundred.",
+                f"{where} has {machine.free_memory_mb:.0f} MB of free memory, and a task with torch takes hundreds; "
+                "end what else runs there, or give it fewer tasks.",
             )
         )
     if machine.descriptors is not None and machine.descriptors < LEAST_DESCRIPTORS:
@@ -101,6 +102,14 @@ def of_loopback(where: str, link: Link | str, num_free: int, num_asked: int) -> 
     return found
 
 
+def _in_use(taken: Mapping[int, str]) -> str:
+    """
+    >>> _in_use({2222: " by nginx (pid 1)"}), _in_use({})
+    (' (2222 is in use by nginx (pid 1))', '')
+    """
+    return f" ({', '.join(f'{port} is in use{by}' for port, by in taken.items())})" if taken else ""
+
+
 def of_host(seen: Seen, here: Machine, pip: str) -> list[Problem]:
     """What is wrong with a host, compared with this machine and with what was asked of it; `pip` installs ours."""
     name, there, host = seen.host.name, seen.machine, seen.host
@@ -116,18 +125,18 @@ def of_host(seen: Seen, here: Machine, pip: str) -> list[Problem]:
     if there.torch and here.torch and there.torch != here.torch:
         found.append(
             _note(
-                name, f"{name} has torch {there.torch}, here is {here.torch}; results will differ in their last bits."
+                name,
+                f"{name} has torch {there.torch}, here is {here.torch}, so results will differ in their last bits; if "
+                f"that matters, install torch {here.torch} there.",
             )
         )
-    for port, by in seen.taken.items():
-        found.append(_fatal(name, f"Port {port} of {name} is in use{by}; choose another, or end what listens there."))
     if len(seen.ports) < seen.num_ports:
         where = f"from {host.ports[0]} to {host.ports[1]}" if host.ports else "at all"
         found.append(
             _fatal(
                 name,
-                f"{name} has no {seen.num_ports + 1} free ports {where}, one for each task and one to measure; "
-                "give it more (`ports` in the cluster file).",
+                f"{name} has no {seen.num_ports + 1} free ports {where}, one for each task and one to measure"
+                f"{_in_use(seen.taken)}; give it more (`ports` in the cluster file), or end what listens there.",
             )
         )
     if host.gpus is not None and host.gpus > len(there.gpus):
@@ -139,7 +148,11 @@ def of_host(seen: Seen, here: Machine, pip: str) -> list[Problem]:
         )
     if host.has("worker") and host.slots > there.cores:
         found.append(
-            _note(name, f"{name} has {host.slots} slots and {there.cores} cores: its workers will wait for each other.")
+            _note(
+                name,
+                f"{name} has {host.slots} slots and {there.cores} cores, so its workers will wait for each other; give "
+                f"it {there.cores} (slots = {there.cores} in a cluster.toml, {name}:{there.cores} in --hosts).",
+            )
         )
     if abs(seen.clock_s) - seen.clock_within_s > CLOCK_S:
         way = "ahead of" if seen.clock_s > 0 else "behind"
@@ -154,7 +167,8 @@ def of_host(seen: Seen, here: Machine, pip: str) -> list[Problem]:
 
 
 def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
-    """What is wrong between two hosts; a text says why the first did not reach the second.
+    """What is wrong between two hosts; a text says why the first did not reach the second. Between hosts of which
+    neither may hold a ps nothing is ever sent.
 
     >>> def seen(name: str) -> Seen:
     ...     machine = Machine(name=name, system="", python="", executable="", paceline="", sources="", torch="")
@@ -163,6 +177,8 @@ def of_link(first: Seen, second: Seen, link: Link | str) -> list[Problem]:
     'a cannot reach b at b:9000 (timed out); open the ports o'
     """
     a, b = first.host.name, second.host.name
+    if not first.host.has("ps") and not second.host.has("ps"):
+        return []
     if isinstance(link, str):
         return [_fatal(a, _unreached(a, second, link))]
     if link.bytes_per_s < SLOW_BYTES_PER_S:
@@ -193,6 +209,20 @@ def of_links(seen: Mapping[str, Seen], links: Mapping[tuple[str, str], Link | st
         found += [problem for problem in problems if problem.is_fatal or {a, b} not in noted]
         noted.add(frozenset((a, b)))
     return found
+
+
+def of_unmeasured(pairs: Sequence[tuple[str, str]], limit_s: float) -> list[Problem]:
+    """That time was up before all ways were looked at.
+
+    >>> of_unmeasured([("a", "b"), ("b", "a"), ("b", "c")], 10.0)[0].sentence
+    '2 pairs of hosts were not measured: 10 s were up; look at fewer at a time, as in paceline doctor --hosts b,c.'
+    """
+    different = {frozenset(pair): pair for pair in pairs}
+    if not different:
+        return []
+    count = f"{len(different)} pairs of hosts were" if len(different) > 1 else "1 pair of hosts was"
+    advice = f"look at fewer at a time, as in paceline doctor --hosts {','.join(pairs[-1])}"
+    return [_note("", f"{count} not measured: {limit_s:g} s were up; {advice}.")]
 
 
 def _unreached(a: str, second: Seen, why: str) -> str:

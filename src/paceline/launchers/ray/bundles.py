@@ -1,6 +1,6 @@
 """WHAT does a run ask of a Ray cluster? Bundles of CPUs and GPUs, which task lies in which, and whether they ever fit.
 
-Called by launchers/on_ray. Pure. Must never ask for more than one machine can hold of what must lie together.
+Called by ray/on_ray. Pure. Must never ask for more than one machine can hold of what must lie together.
 
 A bundle lies on one machine, and Ray reserves all bundles of a run at once, or none. Each task has a bundle of its own,
 and they are spread over the machines; with --colocate each ps shares one bundle with its part of the workers, so that

@@ -1,6 +1,6 @@
-"""WHO starts and watches the tasks of another host? `python -m paceline.launchers.host_agent`, started there by ssh.
+"""WHO starts and watches the tasks of another host? `python -m paceline.launchers.hosts.agent`, started there by ssh.
 
-Started by launchers/far, one a host. It gets the run, its secret and every order on stdin, starts tasks as the launcher
+Started by hosts/far, one a host. It gets the run, its secret and every order on stdin, starts tasks as the launcher
 does on its own host (launchers/here), and tells on stdout what ends and what the run folder has that is new. Decides
 nothing. Must never outlive the launcher: where stdin ends, or is silent for too long, all tasks end, and so does it;
 tasks end with it in their turn (launchers/kernel).
@@ -24,17 +24,19 @@ import msgspec
 
 from paceline.cluster import moved
 from paceline.cluster.certificate import remove_certificate, write_certificate
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.pinning import VISIBLE, visible
 from paceline.cluster.secret import Secret
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, PacelineError, ProtocolError, UsageError
-from paceline.launchers import agent_frames as f
-from paceline.launchers import gpus, here, machine, ports
-from paceline.launchers.agent_frames import Heard, Hello, Told
+from paceline.launchers import gpus, here, ports
 from paceline.launchers.children import Exited
 from paceline.launchers.entry import THREADS, check_program
-from paceline.launchers.mirror import Mirror, keep
+from paceline.launchers.hosts import frames as f
+from paceline.launchers.hosts.frames import Heard, Hello, Told
+from paceline.launchers.hosts.syncing import sees
+from paceline.launchers.mirror import Mirror
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
 
@@ -68,26 +70,31 @@ class Folder:
     """The run folder on this host, and what of it the launcher has yet to see."""
 
     def __init__(self, hello: Hello) -> None:
-        self.is_shared = Path(hello.run_dir, hello.token).exists()
+        self.is_shared = sees(hello.run_dir, hello.token)
         is_private = Path(hello.run_dir).is_absolute() and not self.is_shared  # the launcher's path means nothing here
         root = f"runs/{hello.settings.run_id}" if is_private else hello.run_dir
         own = f".{hello.host}" if hello.host and not self.is_shared else ""  # hosts may share a home, and no run folder
         self.paths = RunPaths(f"{root}{own}")
         self.aside = ""  # where a folder of another run of this name is now
         self._made: list[Path] = []
+        self._has_kept = False  # checkpoints that a launcher which died has left
         self._mirror = Mirror(self.paths.root)
         self._lock = threading.Lock()
 
     def make(self, hello: Hello) -> None:
         """Have it here; whatever fails from now on, hide() and remove() come."""
-        if not self.is_shared and self.paths.root.exists():
+        was_left = not self.is_shared and self.paths.root.exists()  # then its parent may be ours, too
+        if not self.is_shared:
             self._make_room(hello.is_going_on)
         self._made = [path for path in (self.paths.root, self.paths.root.parent) if not path.exists()]
+        if was_left and not self.aside:
+            self._made.append(self.paths.root.parent)
         self.paths.create()
         if not self.is_shared:
-            if (kept := self._kept).exists():  # they may be newer than the launcher's, which gets them
+            if self._kept.exists():  # they may be newer than the launcher's, which gets them
                 self.paths.checkpoints.rmdir()
-                kept.rename(self.paths.checkpoints)
+                self._kept.rename(self.paths.checkpoints)
+                self._has_kept = True
             self.paths.config.write_bytes(msgspec.json.encode(hello.settings))
         if hello.certificate and not self.is_shared:
             write_certificate(self.paths.root, hello.certificate, hello.key)
@@ -96,14 +103,16 @@ class Folder:
         """A launcher that died left this folder: of the same run its checkpoints count, another one is set aside."""
         root = self.paths.root
         if not is_going_on:
-            number = next(number for number in range(1, 10_000) if not Path(f"{root}.old-{number}").exists())
-            self.aside = f"{root}.old-{number}"
-            root.rename(self.aside)
-            return
-        if self.paths.checkpoints.is_dir():
-            shutil.rmtree(self._kept, ignore_errors=True)
-            self.paths.checkpoints.rename(self._kept)
-        shutil.rmtree(root)
+            for old in (root, self._kept):
+                if old.exists():
+                    remove_certificate(old)
+                    self.aside = free_name(f"{root}.old")
+                    old.rename(self.aside)
+        elif root.exists():
+            if self.paths.checkpoints.is_dir():
+                shutil.rmtree(self._kept, ignore_errors=True)
+                self.paths.checkpoints.rename(self._kept)
+            shutil.rmtree(root)
 
     @property
     def _kept(self) -> Path:
@@ -111,12 +120,11 @@ class Folder:
         return Path(f"{self.paths.root}.checkpoints")
 
     def put(self, order: f.Put) -> None:
-        """A file that the launcher wants to be here."""
+        """A file that the launcher wants to be here. Where the disk is full it is not: the task that needs it says so,
+        and those that train here go on."""
         if not self.is_shared:
-            with self._lock:
-                made = keep(self.paths.root, order.piece)
-                name = made.relative_to(self.paths.root).as_posix() if made is not None else order.piece.path
-                self._mirror.skip([name])
+            with self._lock, suppress(OSError):
+                self._mirror.put(order.piece)
 
     def report(self, speech: Speech, with_large: bool) -> bool:
         """Send what is new, as much as a moment allows; whether there was anything."""
@@ -147,6 +155,12 @@ class Folder:
             for folder in self._made[1:]:
                 folder.rmdir()
 
+    def give_up(self) -> None:
+        """No task was started: nothing stays, but what was there before."""
+        if self._has_kept and self.paths.checkpoints.is_dir():
+            self.paths.checkpoints.rename(self._kept)
+        self.remove()
+
     def hide(self) -> None:
         """No key stays behind, whatever happens."""
         if not self.is_shared:
@@ -167,7 +181,7 @@ class Agent:
         self._held = ports.Reserved()
         self._settings = msgspec.structs.replace(hello.settings, run_dir=str(self.folder.paths.root))
         self._secret = Secret(hello.secret, self.folder.paths.root if hello.settings.tls else None)
-        self._cores = machine.cores()
+        self._cores = usable_cores()
         share = str(max(1, self._cores // max(1, hello.num_workers)))
         self._threads = hello.threads or os.environ.get(THREADS) or share
         environ = environ_of(hello, self._threads)
@@ -296,7 +310,7 @@ class Agent:
             if self._is_received() and not left:
                 self.folder.remove()
         elif not self._has_started:
-            self.folder.remove()
+            self.folder.give_up()
         self._is_over.set()
 
     def _is_received(self) -> bool:
@@ -360,7 +374,12 @@ def clean_up(folder: Folder | None, agent: Agent | None) -> None:
         agent.end(is_over=False)
     if folder is not None:
         folder.hide()
-        folder.remove()
+        folder.give_up()
+
+
+def free_name(base: str) -> str:
+    """The first of base-1, base-2, … that nobody has."""
+    return next(name for number in range(1, 10_000) if not Path(name := f"{base}-{number}").exists())
 
 
 def check_script(hello: Hello) -> None:

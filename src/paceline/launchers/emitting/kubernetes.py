@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.cluster.spec import ClusterSpec
+from paceline.cluster.schedulers import jobset_cluster
 from paceline.errors import UsageError
-from paceline.launchers.emit import Shipment, behaviour
+from paceline.launchers.emitting.docker import Shipment, behaviour
 
 Value = object  # what a YAML file holds: mappings, lists, strings, numbers, truths
 Fields = dict[str, Value]
@@ -31,7 +31,7 @@ def jobset(shipment: Shipment) -> str:
     """Two replicated jobs of indexed pods, each with a name in DNS that outlives a restart."""
     network = {"enableDNSHostnames": True, "subdomain": shipment.name, "publishNotReadyAddresses": True}
     index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    names = jobset_cluster(shipment)
+    names = jobset_cluster(shipment.name, shipment.name, sizes(shipment), PORT)
     jobs: list[Value] = []
     for job, size in sizes(shipment).items():
         config = json.dumps({"cluster": names.as_dict(), "task": {"type": job, "index": INDEX}})
@@ -80,17 +80,6 @@ FORMS = {"jobset": jobset, "tfjob": tfjob}
 def sizes(shipment: Shipment) -> dict[str, int]:
     """How many pods each job has: of an elastic cluster all that there is room for, as the cluster can take them."""
     return {"ps": len(shipment.cluster.ps), "worker": len(shipment.cluster.workers)}
-
-
-def jobset_cluster(shipment: Shipment) -> ClusterSpec:
-    """The names of all pods, which are known before there is any: <jobset>-<job>-0-<index>.<subdomain>."""
-    name = shipment.name
-    return ClusterSpec(
-        {
-            job: [f"{name}-{job}-0-{index}.{name}:{PORT}" for index in range(size)]
-            for job, size in sizes(shipment).items()
-        }
-    )
 
 
 def pod(shipment: Shipment, job: str, names: tuple[str, str], environ: Sequence[Value]) -> dict[str, Fields]:

@@ -1,6 +1,6 @@
-"""WHAT does a host say about itself? `python -m paceline.launchers.probe`: questions on stdin, answers on stdout.
+"""WHAT does a host say about itself? `python -m paceline.launchers.hosts.probe`: questions on stdin, answers on stdout.
 
-Started by launchers/preflight through ssh, on every host at once. A question and an answer are a line of JSON each; an
+Started by hosts/preflight through ssh, on every host at once. A question and an answer are a line of JSON each; an
 answer begins with MARK, because a login shell may print, too. It holds the ports that it found until stdin ends, and
 ends with it. Must never import torch, listen longer than it is asked, nor change anything on the host.
 """
@@ -14,10 +14,11 @@ import time
 import msgspec
 
 from paceline.cluster.listening import by_whom
-from paceline.launchers.links import Link, Sink, bound, measure, own_address, resolved
-from paceline.launchers.machine import Machine, look
+from paceline.launchers.hosts.links import Link, Sink, bound, measure, own_address, resolved
+from paceline.launchers.hosts.machine import Machine, look
 
 MARK = b"paceline-probe "
+NAMED = 10  # ports, of a range that is full
 LONGEST_S = 60.0
 
 
@@ -28,7 +29,6 @@ class AskLook(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     address: str = ""  # where others reach this host
     num_ports: int = 0
     between: tuple[int, int] | None = None  # where ports may lie
-    given: tuple[int, ...] = ()  # ports that were asked for by number
 
 
 class AskClock(msgspec.Struct, frozen=True, tag="clock"):
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     machine: Machine | None = None
     ports: tuple[int, ...] = ()
-    taken: dict[int, str] = {}  # a port that was asked for -> by whom, as far as that is seen
+    taken: dict[int, str] = {}  # where too few are free: a port -> by whom it is in use, as far as that is seen
     sink_port: int = 0
     address: str = ""  # to AskLook: what this host itself takes its address for; to AskAddress: what that host sees
     link: Link | None = None
@@ -94,12 +94,12 @@ class Probe:
             self._held.pop().close()
 
     def _look(self, ask: AskLook) -> Answer:
-        taken = {port: by for port in ask.given if (by := self._taken(port)) is not None}
+        taken: dict[int, str] = {}
         try:
             free = [self._hold(ask.between) for _ in range(ask.num_ports)]
             self._sink = Sink(ask.token, self._left(ask.between))
         except OSError:
-            free = []  # too few are free there
+            free, taken = [], self._taken(ask.between)
         return Answer(
             at_s=time.time(),
             machine=look(),
@@ -120,12 +120,15 @@ class Probe:
         held = {each.getsockname()[1] for each in self._held}
         return [port for port in range(between[0], between[1] + 1) if port not in held]
 
-    def _taken(self, port: int) -> str | None:
-        try:
-            self._held.append(bound([port]))
-        except OSError:
-            return by_whom(port)
-        return None
+    def _taken(self, between: tuple[int, int] | None) -> dict[int, str]:
+        """Who has the ports that we were to take, the first of them."""
+        taken = {}
+        for port in (self._left(between) or [])[:NAMED]:
+            try:
+                bound([port]).close()
+            except OSError:
+                taken[port] = by_whom(port)
+        return taken
 
 
 def reason(error: OSError) -> str:

@@ -1,6 +1,6 @@
 """WHO are the actors of a run, and how do they fare? The driver's side: starts tasks in them, and hears of them.
 
-Made by launchers/on_ray, used by launchers/crew as the one who starts tasks. Must never wait for an actor in the thread
+Made by ray/on_ray, used by launchers/crew as the one who starts tasks. Must never wait for an actor in the thread
 of its caller: each start has a thread that waits for it.
 
 A start: 1. the actor says where it is: Ray may have started it again, also on another machine; 2. it is told what to
@@ -13,107 +13,33 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL, Signals
+from signal import SIGKILL
 from typing import Any
 
 import msgspec
 
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import folder_name
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, ClusterError, PacelineError, UsageError
 from paceline.launchers import mirror
-from paceline.launchers.actors import Carried, News, Order, Place, carried, torch_version
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
-from paceline.launchers.ray_cluster import sentence, why
+from paceline.launchers.pieces import Piece, keep, sweep
+from paceline.launchers.ray.actors import Carried, News, Order, Place, carried, torch_version
+from paceline.launchers.ray.member import ANSWER_S, Member, Remote
+from paceline.launchers.ray.ray_cluster import sentence, why
 from paceline.telemetry.lines import ERROR
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
 NEWS_S = 1.0  # that an actor waits before it says that there are none
-ANSWER_S = 10.0
 REACH_S = 30.0  # an actor that is out of reach for longer counts as gone
 AGAIN_S = 0.2
 REST_S = 20.0
-
-
-class Member:
-    """One task's actor."""
-
-    def __init__(self, task: Task, handle: Any, is_later: bool = False) -> None:
-        self.task = task
-        self.handle = handle
-        self.is_later = is_later  # nobody waits for it while there is no room
-        self.place: Place | None = None  # where it was last
-        self.is_there = False
-        self.known_life = ""  # which has what an earlier one has told
-        self.seen = 0  # the last batch of pieces that came
-        self.is_shared = True  # it writes into the driver's run folder itself
-        self.has_memory = False
-        self.is_empty = False  # its next start
-
-
-class Remote:
-    """A task's process in an actor, from one start to its end."""
-
-    pid = 0  # none of this machine
-
-    def __init__(self, member: Member, ray: Any) -> None:
-        self._member = member
-        self._ray = ray
-        self._lock = threading.Lock()
-        self._asked: Signals | None = None
-        self._is_there = False
-        self._over = threading.Event()
-        self._code = EXIT_CLUSTER
-
-    def wait(self) -> int:
-        self._over.wait()
-        return self._code
-
-    def reap(self) -> None:
-        """Its actor has done so."""
-
-    def signal(self, number: Signals) -> None:
-        self._send(number, to_all=False)
-
-    def signal_all(self, number: Signals) -> None:
-        self._send(number, to_all=True)
-
-    def _send(self, number: Signals, to_all: bool) -> None:
-        with self._lock:
-            if not self._is_there:
-                self._asked = number
-                return
-        self._member.handle.send.remote(int(number), to_all)
-
-    def status(self) -> str | None:
-        try:
-            told: str | None = self._ray.get(self._member.handle.status.remote(), timeout=ANSWER_S)
-        except self._ray.exceptions.RayError:
-            return None
-        return told
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether it was asked to end before it began."""
-        return self._asked is not None
-
-    def arrive(self) -> None:
-        """It has been started; whoever asked it to end meanwhile is heard now."""
-        with self._lock:
-            self._is_there = True
-        if self._asked is not None:
-            self._send(self._asked, to_all=True)
-
-    def end(self, code: int) -> None:
-        self._code = code
-        self._over.set()
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +61,7 @@ class Team:
         self._away = away
         self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
-        self._has_told = self._has_compared = False
+        self._has_told = self._has_compared = self._is_closed = False
         for member in members.values():
             if member.is_later:
                 self._expect(member)
@@ -156,9 +82,10 @@ class Team:
                 if member.place is not None:
                     member.known_life = self._settle(member, ANSWER_S).life
             if self._run.settings.resume != "none":
-                self._bring_checkpoint(self._members.values())
+                for member in self._members.values():
+                    self._bring_checkpoint(member)
         except self._ray.exceptions.RayError as error:
-            raise ClusterError(f"the Ray actors could not be made ready: {why(error)}") from None
+            raise ClusterError(f"the Ray actors could not be made ready: {why(error, self._ray)}") from None
 
     def refusal(self, task: Task) -> str:
         return ""
@@ -171,20 +98,20 @@ class Team:
 
     def close(self) -> bool:
         """What the actors still have of their files is taken in, and removed there; whether all of it came."""
-        deadline = time.monotonic() + REST_S
+        self._is_closed = True
         apart = [each for each in self._members.values() if each.place is not None and not each.is_shared]
-        came = [self._take_rest(member, deadline) for member in apart]
+        came = [self._take_rest(member) for member in apart]
+        sweep(self._run.paths.root)
         return all(came) and not self._has_told
 
-    def _take_rest(self, member: Member, deadline: float) -> bool:
+    def _take_rest(self, member: Member) -> bool:
         """Whether all of it came; what could not be kept here stays there."""
         try:
             while True:
-                left_s = deadline - time.monotonic()
-                member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=left_s)
+                member.seen, pieces = self._ray.get(member.handle.rest.remote(member.seen), timeout=REST_S)
                 if not pieces:
                     break
-                self._keep(pieces)
+                self._keep(member, pieces)
         except (self._ray.exceptions.RayError, ValueError):
             return False
         if not self._has_told:
@@ -204,8 +131,10 @@ class Team:
             except UsageError as error:
                 print(f"paceline: {member.task} cannot join: {error}", flush=True)
                 return
-            except (self._ray.exceptions.RayError, ClusterError, OSError):
-                return  # the run is over
+            except (self._ray.exceptions.RayError, ClusterError, OSError) as error:
+                if not self._is_closed:
+                    print(f"paceline: {member.task} cannot join: {why(error, self._ray)}", flush=True)
+                return
             self.children.arrive(member.task)
 
         self._in_thread(f"expect-{member.task}", body)
@@ -226,9 +155,10 @@ class Team:
         place = self._settle(member, settings.wait_s)
         if place.life != member.known_life:
             self._hand_over(member)
+            self._bring_checkpoint(member)
             if start.task.job == "ps":
                 self._find(member, place)
-            self._bring_checkpoint(self._members.values() if start.task.job == "ps" else [member])
+                self._bring_to_all()
             member.known_life = place.life
         if remote.is_unwanted:
             return -SIGKILL
@@ -270,10 +200,8 @@ class Team:
 
     def _hand_over(self, member: Member) -> None:
         """A new actor goes on behind what the task has told before."""
-        paths = self._run.paths
-        for path in (paths.telemetry(member.task), paths.ledger(member.task)):
-            if not member.is_shared and path.exists():
-                self._bring(member, mirror.whole(path, path.relative_to(paths.root).as_posix()))
+        if not member.is_shared:
+            self._bring(member, mirror.told_by(self._run.paths, member.task))
 
     def _find(self, member: Member, place: Place) -> None:
         """Where Ray has put a ps, everybody must look for it."""
@@ -286,7 +214,7 @@ class Team:
             if each is not member and each.place is not None and not each.is_shared:
                 each.handle.move.remote({str(member.task): place.address})
 
-    def _bring(self, member: Member, pieces: Iterable[mirror.Piece]) -> None:
+    def _bring(self, member: Member, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             self._ray.get(member.handle.keep.remote([carried(piece)]), timeout=REST_S)
 
@@ -336,7 +264,7 @@ class Team:
                     continue
                 return None
             news = msgspec.json.decode(told, type=News)
-            self._keep(pieces)
+            self._keep(member, pieces)
             member.seen = news.batch
             if news.code is None or not pieces:
                 return news
@@ -363,25 +291,35 @@ class Team:
             self._has_told = True
             print(f"paceline: {text}; the run goes on, and its folder will lack some of its files.", flush=True)
 
-    def _keep(self, pieces: Sequence[Carried]) -> None:
+    def _keep(self, member: Member, pieces: Sequence[Carried]) -> None:
         paths = self._run.paths
         with self._keeping:
             for piece in pieces:
                 try:
-                    if mirror.keep(paths.root, mirror.Piece(*piece)) is not None:
+                    if keep(paths.root, Piece(*piece), str(member.task)) is not None:
                         retain(paths.checkpoints, self._run.settings.keep)
                 except (PacelineError, OSError) as error:
                     self._tell_once(f"a piece of {piece[0]} could not be kept: {sentence(error).rstrip('.')}")
 
-    def _bring_checkpoint(self, members: Iterable[Member]) -> None:
-        """The workers, who fill a ps that begins without memory, get the newest checkpoint; one that is gone gets it
-        when it is there again."""
+    def _bring_to_all(self) -> None:
+        """A ps that begins without memory is filled by the workers; none of them keeps it from its start."""
+        for member in self._members.values():
+            with suppress(self._ray.exceptions.RayError):
+                self._bring_checkpoint(member)
+
+    def _bring_checkpoint(self, member: Member) -> None:
+        """A worker gets the newest checkpoint, once, however many starts ask for it; one that is gone gets it when it
+        is there again."""
         source = resumed(self._run.settings.resume, self._run.paths.checkpoints)
-        for member in members:
-            if source is not None and member.task.job != "ps" and member.is_there and not member.is_shared:
-                name = f"{mirror.CHECKPOINTS}/{folder_name(read.examine(source).global_step)}"
-                with suppress(self._ray.exceptions.RayActorError):
-                    self._bring(member, mirror.whole(source, name))
+        if source is None or member.task.job == "ps" or not member.is_there or member.is_shared:
+            return
+        with member.bringing, suppress(self._ray.exceptions.RayActorError):
+            manifest = read.examine(source).manifest
+            assert member.place is not None
+            new = (member.place.life, manifest.sha256 if manifest is not None else "")
+            if new != member.brought:
+                self._bring(member, mirror.whole(source, mirror.name_of(source)))
+                member.brought = new
 
     def _note(self, task: Task, text: str) -> None:
         with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:

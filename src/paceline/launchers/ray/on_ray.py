@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,25 @@ import msgspec
 
 from paceline.cluster import chaos
 from paceline.cluster.certificate import check_can_make
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.spec import ClusterSpec, Task
-from paceline.cluster.validate import check
+from paceline.cluster.validate import check, check_lane
 from paceline.errors import EXIT_OK, ClusterError, UsageError
-from paceline.launchers import closing, local
-from paceline.launchers.actors import CONCURRENT, Place, TaskActor, grows_to
-from paceline.launchers.bundles import Bundles, Wish, bundles, fit, machines_told, resources, told
-from paceline.launchers.bundles import check as check_wish
+from paceline.launchers import closing, local, memory
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.folders import write_failure
+from paceline.launchers.hosts.syncing import token_in
 from paceline.launchers.ports import LOOPBACK
-from paceline.launchers.ray_cluster import Where, connected, find, parse, why
+from paceline.launchers.private import for_gitignore, private_below
+from paceline.launchers.ray.actors import CONCURRENT, Place, TaskActor
+from paceline.launchers.ray.bundles import Bundles, Wish, bundles, fit, machines_told, resources, told
+from paceline.launchers.ray.bundles import check as check_wish
+from paceline.launchers.ray.growing import Growth, growth
+from paceline.launchers.ray.member import Member
+from paceline.launchers.ray.ray_cluster import Where, connected, find, parse, why
+from paceline.launchers.ray.team import Away, Team, check_version
 from paceline.launchers.supervisor import Patience, supervise
-from paceline.launchers.syncing import token_in
-from paceline.launchers.team import Away, Member, Team, check_version
 from paceline.telemetry.lines import cluster_lines
 from paceline.telemetry.paths import RunPaths
 
@@ -41,7 +46,8 @@ JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set where `ray job submit` has started us
 LATER = "later.invalid"  # the host of a worker that has none yet; nobody needs to reach a worker
 LOOK_S = 0.5
 SAY_FIRST_S, SAY_EVERY_S = 2.0, 10.0
-ASK_S = 10.0
+ASK_S = 20.0
+HEAD = "node:__internal_head__"  # what Ray's first machine alone has
 ACTOR_S = 60.0  # from a bundle that is reserved to an actor that answers
 
 
@@ -68,8 +74,10 @@ def run(request: local.Request, how: OnRay) -> int:
     asked = bundles(wish)
     where = find(how.on, os.environ)
     shipped, folder = packed(request.program)
-    cores = max(os.cpu_count() or 1, int(sum(bundle["CPU"] for bundle in asked.wanted)) + len(asked.later))
-    with connected(where, cores, runtime_env(folder, os.environ) if where.address else {}) as ray:
+    if not where.address:
+        check_memory(wish, memory.total_mb())
+    brought = travelling(folder, os.environ) if where.address else None
+    with connected(where, own_cpus(asked, wish), brought, runtime_env) as ray:
         said(where)
         with reserved(ray, asked, request.settings.wait_s) as group, Actors(ray, wish, request, group) as actors:
             for task, place in asked.of.items():
@@ -77,6 +85,27 @@ def run(request: local.Request, how: OnRay) -> int:
             host = "" if where.address else LOOPBACK
             settle(ray, actors.members, host)
             return supervised(actors, how, Away(program=shipped, host=host), asked.later)
+
+
+def own_cpus(asked: Bundles, wish: Wish) -> int:
+    """What a Ray that is started for this run alone is told to have: all that the run may ask for.
+
+    >>> wish = Wish(ps=1, workers=40, started=1, worker_cpus=2.0)
+    >>> own_cpus(bundles(wish), wish)
+    81
+    """
+    needed = sum(bundle["CPU"] for bundle in asked.wanted) + len(asked.later) * wish.worker_cpus
+    return max(usable_cores(), ceil(needed))
+
+
+def check_memory(wish: Wish, memory_mb: float) -> None:
+    """Refuse what a Ray of this machine alone could not hold; any other one has as many CPUs as it says.
+
+    >>> check_memory(Wish(ps=1, workers=2), 8000.0)
+    """
+    each_mb = memory.TASK_MB + memory.ACTOR_MB
+    if short := memory.lacking("This machine", wish.ps + wish.workers, memory_mb, each_mb):
+        raise UsageError(f"{short}; ask for less, or name a Ray cluster with --on ray://HOST.")
 
 
 def dry_run(request: local.Request, how: OnRay) -> int:
@@ -146,13 +175,19 @@ def packed(program: Program) -> tuple[Program, Path]:
     return msgspec.structs.replace(program, script=str(script.relative_to(folder))), folder
 
 
-def runtime_env(folder: Path, environ: Mapping[str, str]) -> dict[str, object]:
-    """What Ray copies to its machines; a job that was submitted has brought its folder along."""
+def travelling(folder: Path, environ: Mapping[str, str]) -> Path | None:
+    """The folder, if Ray is to copy it; a job that was submitted has brought it along."""
     if "working_dir" in environ.get(JOB, ""):
-        return {}
+        return None
     if folder in (Path.home(), Path("/")):
         raise UsageError(f"--on ray would copy all of {folder}; put the script into a folder of its own.")
-    return {"working_dir": str(folder), "excludes": EXCLUDES}
+    return folder
+
+
+def runtime_env(folder: Path) -> dict[str, object]:
+    """What of a folder Ray copies to its machines; all of it is looked through, which may take long."""
+    private = private_below(folder, EXCLUDES, follows_links=True)  # as Ray does
+    return {"working_dir": str(folder), "excludes": [*EXCLUDES, *map(for_gitignore, private)]}
 
 
 def said(where: Where) -> None:
@@ -168,7 +203,7 @@ def reserved(ray: Any, asked: Bundles, wait_s: float) -> Iterator[Any]:
     """3. A placement group with all bundles; ClusterError when they can never fit, or did not in time."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    check_can_fit(ray, asked)
+    check_can_fit(ray, asked, wait_s)
     group = placement_group(asked.wanted, strategy="SPREAD")
     try:
         wait_for_room(ray, group, asked, wait_s)
@@ -178,26 +213,27 @@ def reserved(ray: Any, asked: Bundles, wait_s: float) -> Iterator[Any]:
             remove_placement_group(group)
 
 
-def check_can_fit(ray: Any, asked: Bundles) -> None:
-    """Refuse at once where waiting cannot help: the machines, and those an autoscaler may add, hold too little."""
+def check_can_fit(ray: Any, asked: Bundles, wait_s: float) -> None:
+    """Refuse at once where waiting cannot help: the machines, and those an autoscaler may add, hold too little. Says
+    that it waits for an autoscaler."""
     machines = machines_of(ray)
     if fit(asked.wanted, machines):
         return
+    short = f"asks for {told(asked.wanted)}, and Ray has {machines_told(machines)}"
     try:
-        at_most = ray.get(ray.remote(num_cpus=0)(grows_to).remote(), timeout=ASK_S)
+        first = {HEAD: 0.001} if any(HEAD in machine for machine in machines) else {}
+        answer = ray.get(ray.remote(num_cpus=0, resources=first)(growth).remote(), timeout=ASK_S)
+        may_come = msgspec.json.decode(answer, type=Growth | None)
+        grows = may_come.told() if may_come is not None else ""
+    except ray.exceptions.GetTimeoutError:  # a busy Ray has not said that nothing comes
+        may_come, grows = Growth(), f"; whether machines may be added was not said within {ASK_S:g} s"
     except ray.exceptions.RayError as error:
-        raise ClusterError(
-            f"This run asks for {told(asked.wanted)}, and Ray has {machines_told(machines)}; whether it may grow could "
-            f"not be asked: {why(error)}"
-        ) from None
-    whole = {name: sum(bundle.get(name, 0.0) for bundle in asked.wanted) for name in ("CPU", "GPU")}
-    if at_most is not None and all(at_most.get(name, 0.0) >= need for name, need in whole.items()):
-        return
-    grows = f", and grows to {resources(at_most)} at most" if at_most is not None else ""
-    raise UsageError(
-        f"This run can never fit: it asks for {told(asked.wanted)}, and Ray has {machines_told(machines)}{grows}; "
-        "ask for less, or add machines."
-    )
+        raise ClusterError(f"This run {short}; whether it may grow could not be asked: {why(error)}") from None
+    if may_come is not None and may_come.kinds is not None:
+        may_come = may_come if fit(asked.wanted, [*machines, *may_come.machines(len(asked.wanted))]) else None
+    if may_come is None:
+        raise UsageError(f"This run can never fit: it {short}{grows}; ask for less, or add machines.")
+    print(f"This run {short}{grows}: waiting for them, up to {wait_s:g} s (--wait-s)", flush=True)
 
 
 def machines_of(ray: Any) -> list[dict[str, float]]:
@@ -268,7 +304,7 @@ def settle(ray: Any, members: Mapping[Task, Member], host: str) -> None:
         except ray.exceptions.GetTimeoutError:
             raise ClusterError(f"the Ray actor of {task} did not answer within {ACTOR_S:g} s.") from None
         except ray.exceptions.RayError as error:
-            raise ClusterError(f"the Ray actor of {task} could not be made: {why(error)}") from None
+            raise ClusterError(f"the Ray actor of {task} could not be made: {why(error, ray)}") from None
         check_version(member.place)
 
 
@@ -277,6 +313,7 @@ def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) ->
     request = actors.request
     places = {task: member.place for task, member in actors.members.items() if member.place is not None}
     cluster = cluster_of(places, actors.wish)
+    check_lane(request.settings.lane, {place.machine for place in places.values()})
     paths = local.folder_of(request)
     with local.held(paths), token_in(paths.root) as token:
         run = make_folder(request, how, cluster, paths, places)

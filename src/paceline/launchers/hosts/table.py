@@ -5,10 +5,11 @@ Called by `paceline doctor`. Pure: what was seen comes in, text goes out.
 
 import math
 
-from paceline.launchers.diagnosis import Seen
-from paceline.launchers.links import Link
-from paceline.launchers.machine import MB, Gpu, Machine
-from paceline.launchers.preflight import Report
+from paceline.launchers.hosts.diagnosis import Seen
+from paceline.launchers.hosts.links import Link
+from paceline.launchers.hosts.machine import Gpu, Machine
+from paceline.launchers.hosts.preflight import Report
+from paceline.launchers.memory import MB
 
 
 def facts(machine: Machine) -> dict[str, str]:
@@ -50,7 +51,7 @@ def matrix(report: Report) -> tuple[list[str], list[list[str]]]:
             return there if isinstance(there, str) else way_words(there.sent_bytes_per_s, there.latency_ms)
         if (back := report.links.get((b, a))) is not None:
             return back if isinstance(back, str) else way_words(back.received_bytes_per_s, back.latency_ms)
-        return "-"
+        return "-" if a == b else "not measured"
 
     return ["from \\ to", *names], [[a, *(cell(a, b) for b in names)] for a in names]
 

@@ -1,6 +1,6 @@
 """HOW FAST is the way between two hosts? Round trips and bytes a second, over a plain socket, in half a second.
 
-Called by launchers/probe on both hosts, and by `paceline doctor` on loopback. A sink listens for a few seconds and
+Called by hosts/probe on both hosts, and by `paceline doctor` on loopback. A sink listens for a few seconds and
 talks only to those who know its token. Must never send anything but zeros, nor keep what it receives.
 
     1. the one that measures connects and says token, verb, seconds

@@ -1,6 +1,6 @@
 """WHICH Ray cluster is meant, and does it answer? From `--on`, RAY_ADDRESS, or the one that runs on this machine.
 
-Called by launchers/on_ray. Must never wait longer than a user would: a port at which no Ray listens is told within
+Called by ray/on_ray. Must never wait longer than a user would: a port at which no Ray listens is told within
 seconds. Tokens (RAY_AUTH_MODE, RAY_AUTH_TOKEN) are Ray's own, which reads them itself.
 
 1. read where; 2. knock at the port, and see that gRPC is spoken there; 3. connect, within a deadline; 4. once more,
@@ -8,12 +8,14 @@ with the user's folder, which Ray copies meanwhile: however large it is, who is 
 """
 
 import os
+import re
 import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ClusterError, UsageError
+from paceline.version import VERSION
 
 MISSING = "--on ray needs Ray, which is not installed here: pip install 'paceline[ray]'."
 CLIENT = "ray://"
@@ -34,7 +37,14 @@ SETTINGS = 4  # the kind of frame that answers it
 SPELLED = "write --on ray, --on ray://HOST:10001 (Ray's client port) or --on HOST:6379 (on a machine of the cluster)"
 HINT = "is RAY_AUTH_TOKEN the cluster's, and the port the right one (with ray:// its client's, else its control port)?"
 CURRENT = "ray/ray_current_cluster"  # where Ray notes its address on each of its machines
+VERSIONS_S = 5.0
+LACKING = re.compile(  # a module of ours, or a name in one, that an older paceline does not have
+    r"No module named ('paceline\.[\w.]+')"
+    r"|cannot import name ('\w+') from 'paceline"
+    r"|Can't get attribute ('\w+') on <module 'paceline"
+)
 QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+RuntimeEnv = Callable[[Path], Mapping[str, object]]
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -120,8 +130,9 @@ def silence(address: str) -> str:
 
 
 @contextmanager
-def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) -> Iterator[Any]:
-    """3. and 4. The module ray, connected; whatever this driver has made there ends with it."""
+def connected(where: Where, num_cpus: int, folder: Path | None, runtime_env: RuntimeEnv) -> Iterator[Any]:
+    """3. and 4. The module ray, connected; whatever this driver has made there ends with it. `folder`: what Ray copies
+    to its machines, as `runtime_env` says of it."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # a death is told by us, in a line
     import ray
 
@@ -129,9 +140,9 @@ def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) ->
         os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", LOST_S)
     if where.address:
         within(CONNECT_S, lambda: ray.init(address=where.address, **QUIET), f"{where} did not let us in", HINT)
-        if runtime_env:
+        if folder is not None:
             ray.shutdown()
-            bring(where, runtime_env)
+            bring(where, folder, runtime_env)
     else:
         start_own(num_cpus)
     try:
@@ -140,15 +151,14 @@ def connected(where: Where, num_cpus: int, runtime_env: Mapping[str, object]) ->
         ray.shutdown()
 
 
-def bring(where: Where, runtime_env: Mapping[str, object]) -> None:
-    """4. Connect with a folder."""
+def bring(where: Where, folder: Path, runtime_env: RuntimeEnv) -> None:
+    """4. Connect with a folder; one with many files takes long to look through, too."""
     import ray
 
-    folder = runtime_env["working_dir"]
     print(f"{folder} is copied to the machines of the Ray at {where.address}", flush=True)
     within(
         COPY_S,
-        lambda: ray.init(address=where.address, runtime_env=dict(runtime_env), **QUIET),
+        lambda: ray.init(address=where.address, runtime_env=dict(runtime_env(folder)), **QUIET),
         f"{where} did not take a copy of {folder}",
         "put the script into a folder of its own, or what it does not need into a .gitignore.",
     )
@@ -202,17 +212,46 @@ def silenced() -> Iterator[None]:
         os.close(before)
 
 
-def why(error: BaseException) -> str:
-    """The cause in Ray's long message.
+def why(error: BaseException, ray: Any = None) -> str:
+    """The cause in Ray's long message; `ray`, connected, is asked which versions its machines have, where that is it.
 
     >>> why(RuntimeError("The actor died\\nModuleNotFoundError: No module named 'paceline'\\nmore"))
     "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    >>> why(RuntimeError("ModuleNotFoundError: No module named 'paceline.launchers.ray'")).split(";")[0]
+    "that machine has another paceline than this one, without 'paceline.launchers.ray'"
     """
     text = str(error)
-    if "No module named 'paceline" in text:
+    if "No module named 'paceline'" in text:
         return "paceline is not installed on that machine: pip install 'paceline[ray]' there."
+    if lacking := LACKING.search(text):
+        others = [] if ray is None else [f"{name} has {version}" for name, version in versions(ray).items()]
+        said = f" ({', '.join(others)})" if others else ""
+        without = next(name for name in lacking.groups() if name)
+        return (
+            f"that machine has another paceline than this one, without {without}; install the same on all machines of "
+            f"the Ray cluster: this is {VERSION}{said}."
+        )
     causes = [line.strip() for line in text.splitlines() if "Error: " in line]
     return causes[-1] if causes else sentence(error)
+
+
+def versions(ray: Any) -> dict[str, str]:
+    """The machines with another paceline than this one, and which; none of our code runs there for it."""
+    found = {}
+    with suppress(Exception):  # what cannot be had is not told
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        asked = {}
+        for each in ray.nodes():
+            if each["Alive"]:
+                there = NodeAffinitySchedulingStrategy(each["NodeID"], soft=False)
+                ask = ray.remote(metadata.version).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+                asked[ask.remote("paceline")] = str(each["NodeManagerHostname"])
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=VERSIONS_S)
+        for answer in answered:
+            with suppress(ray.exceptions.RayError):
+                found[asked[answer]] = str(ray.get(answer))
+    return {name: version for name, version in sorted(found.items()) if version != VERSION}
 
 
 def sentence(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """HOW does a script get to other hosts? `--sync-code`: its folder is copied to each host's own, all hosts at once.
 
-Called by launchers/many. By rsync, where both have it, else by tar through ssh. Must never remove anything there, nor
-write into the folder that it reads: a host that sees the same folder needs no copy.
+Called by hosts/many. By rsync, where both have it, else by tar through ssh. Must never remove anything there,
+write into the folder that it reads (a host that sees the same folder needs no copy), nor copy a key.
 
 What is copied: the script's folder, to where the script is found from the host's folder; a module's: this folder.
 """
@@ -22,8 +22,9 @@ import msgspec
 
 from paceline.cluster.hosts import Host
 from paceline.errors import ClusterError, UsageError
-from paceline.launchers import ssh
 from paceline.launchers.entry import Program
+from paceline.launchers.hosts import ssh
+from paceline.launchers.private import for_rsync, private_below
 
 EXCLUDED = ("runs", ".git", ".venv", "__pycache__")
 COPY_S = 600.0
@@ -98,6 +99,11 @@ def token_in(folder: Path) -> Iterator[str]:
             (folder / token).unlink()
 
 
+def sees(folder: Path | str, token: str) -> bool:
+    """Whether this is the folder of that token, from wherever one looks, and can be written to from here."""
+    return Path(folder, token).exists() and os.access(folder, os.W_OK)
+
+
 def look(code: Code, hosts: Sequence[Host], token: str) -> list[Way]:
     """Make the folder on every host, and see how it can be filled."""
     has_rsync = shutil.which("rsync") is not None
@@ -149,7 +155,7 @@ def _copied(process: Copy, source: Path) -> tuple[int, str]:
 
 def _rsync(source: Path, way: Way) -> Copy:
     there = way.folder if way.host.is_here else f"{_bracketed(way.host.target)}:{way.folder}"
-    excluded = [f"--exclude={name}" for name in EXCLUDED]
+    excluded = [f"--exclude={name}" for name in [*EXCLUDED, *map(for_rsync, private_below(source, EXCLUDED))]]
     command = ["rsync", "-az", "--protect-args", *excluded, "-e", shlex.join([*ssh.words(), *ssh.OPTIONS])]
     return subprocess.Popen(
         [*command, "--", f"{source}/", f"{there}/"],
@@ -165,10 +171,12 @@ def _tar(way: Way) -> Copy:
 
 
 def pack(source: Path, stream: IO[bytes]) -> None:
-    """A folder as a tar, without what is no code."""
+    """A folder as a tar, without what is no code and what is private."""
+
+    private = {f"./{path}" for path in private_below(source, EXCLUDED)}
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if Path(member.name).name in EXCLUDED else member
+        return None if Path(member.name).name in EXCLUDED or member.name in private else member
 
     with tarfile.open(fileobj=stream, mode="w|") as tar:
         tar.add(source, arcname=".", filter=kept)

@@ -1,0 +1,187 @@
+"""WHERE does a piece of a run folder belong? What is carried how, and `keep`, which puts a piece in its place.
+
+Called by who hears a launchers/mirror of another host: on the driver, and there, where the driver sends files.
+Must never make a checkpoint look complete before it is, and never write outside of the run folder.
+"""
+
+import os
+import shutil
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from paceline.checkpoint import read
+from paceline.checkpoint.manifest import MANIFEST, aside_name, step_of
+from paceline.cluster import moved
+from paceline.errors import ProtocolError
+from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
+
+LOGS, TELEMETRY, LEDGERS, CHECKPOINTS = "logs", "telemetry", "ledger", "checkpoints"
+TENSORBOARD, EVENTS = "tensorboard", "tfevents"
+GROWING = {LOGS: ".log", TELEMETRY: ".jsonl"}
+COMING = ".coming-"  # how the name of what is not complete yet begins
+STEP_DRAFT, SUMMARY_DRAFT = ".step-", ".summary.json."  # and of what is not written to its end
+OWN = {"config.json", "cluster.json", "summary.json", "secret", moved.FILE, moved.LOCK, CERTIFICATE, PRIVATE_KEY}
+
+
+class Kind(Enum):
+    """How a file of a run folder is carried."""
+
+    GROWS = "what is new of it"
+    LEDGER = "its records"
+    CHECKPOINT = "with the others of its folder"
+    OTHER = "whole, at the end"
+    NEVER = "not at all"
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some bytes of a file of the run folder."""
+
+    path: str  # below the run folder, with slashes
+    offset: int
+    data: bytes
+    is_last: bool = False  # of a file that is carried whole
+
+
+def keep(root: Path | str, piece: Piece, sender: str = "") -> Path | None:
+    """Put a piece where it belongs; a checkpoint that is complete with it comes back, when it has its name. Several
+    senders may be in the middle of files of one name: each has its own drafts."""
+    parts = parts_of(piece.path)
+    path = Path(root, *parts)
+    kind = kind_of(parts)
+    if kind is Kind.CHECKPOINT:
+        return _keep_checkpoint(path, piece, sender)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind is Kind.GROWS:
+        with path.open("ab") as file:
+            file.write(piece.data)
+    elif kind is Kind.LEDGER:
+        _put(path, piece)
+    else:
+        draft = path.with_name(draft_name(path.name, sender))
+        if _put_next(draft, draft, piece) and piece.is_last:
+            os.replace(draft, path)
+    return None
+
+
+def kind_of(parts: tuple[str, ...]) -> Kind:
+    """How the file at this path below a run folder is carried; both sides ask.
+
+    >>> kind_of(("logs", "ps-0.log")).name, kind_of(("mine", "logs", "ps-0.log")).name
+    ('GROWS', 'OTHER')
+    >>> kind_of(("checkpoints", "step-00000010", "MANIFEST.json")).name, kind_of(("checkpoints", "best.pt")).name
+    ('CHECKPOINT', 'OTHER')
+    """
+    top, name, depth = parts[0], parts[-1], len(parts)
+    if any(part.startswith(".") for part in parts) or (depth == 1 and top in OWN):
+        return Kind.NEVER
+    if top == CHECKPOINTS and depth > 2 and step_of(Path(parts[1])) is not None:
+        return Kind.CHECKPOINT if depth == 3 else Kind.NEVER
+    if depth == 2 and (name.endswith(GROWING.get(top, "/")) or (top == TENSORBOARD and EVENTS in name)):
+        return Kind.GROWS
+    return Kind.LEDGER if depth == 2 and top == LEDGERS and name.endswith(".bin") else Kind.OTHER
+
+
+def is_ours(parts: tuple[str, ...]) -> bool:
+    """Whether what is never carried is known where it would be carried to, or is half of something.
+
+    >>> is_ours(("secret",)), is_ours(("checkpoints", ".step-00000010.77-1", "state.json")), is_ours((".notes",))
+    (True, True, False)
+    """
+    is_draft = any(part.startswith((COMING, SUMMARY_DRAFT)) for part in parts)
+    return is_draft or parts[0] in OWN or (parts[0] == CHECKPOINTS and parts[1].startswith(STEP_DRAFT))
+
+
+def parts_of(text: str) -> tuple[str, ...]:
+    """The parts of a piece's path; ProtocolError for one that no mirror sends."""
+    path = PurePosixPath(text)
+    parts = path.parts
+    is_strange = path.is_absolute() or not parts or any(part.startswith(".") or "\0" in part for part in parts)
+    if is_strange or kind_of(parts) is Kind.NEVER:
+        raise ProtocolError(f"a piece of {text!r}, which is no file that a host may send")
+    return parts
+
+
+def _put(path: Path, piece: Piece) -> None:
+    """These bytes at their place, and nothing behind them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        rest, at = memoryview(piece.data), piece.offset
+        while rest:  # on a full disk less is written than was asked for, before that is told
+            count = os.pwrite(file, rest, at)
+            rest, at = rest[count:], at + count
+        os.ftruncate(file, piece.offset + len(piece.data))
+        if piece.is_last:
+            os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _put_next(draft: Path, path: Path, piece: Piece) -> bool:
+    """Into a draft only what follows what is there, and nothing that could not be written: with a hole it would look
+    whole. Then the draft goes, and what comes of it later is dropped: the first failure was told. Whether it is in."""
+    is_next = not piece.offset or piece.offset == _size(path)
+    try:
+        if is_next:
+            _put(path, piece)
+    except OSError:
+        _remove(draft)
+        raise
+    if not is_next:
+        _remove(draft)
+    return is_next
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def draft_name(name: str, sender: str) -> str:
+    """What is not complete yet is called so.
+
+    >>> draft_name("step-00000010", "worker:1"), draft_name("best.pt", "")
+    ('.coming-worker_1-step-00000010', '.coming-best.pt')
+    """
+    told = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in sender)
+    return f"{COMING}{told}{'-' if told else ''}{name}"
+
+
+def sweep(root: Path | str) -> None:
+    """Nothing comes any more: what is half there is of no use to anybody."""
+    for path in Path(root).rglob(f"{COMING}*"):
+        _remove(path)
+
+
+def _remove(draft: Path) -> None:
+    """As far as the disk allows."""
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _keep_checkpoint(path: Path, piece: Piece, sender: str) -> Path | None:
+    """Into a hidden folder, which gets its name when all that its manifest lists is there."""
+    final = path.parent
+    step, draft = step_of(final), final.with_name(draft_name(final.name, sender))
+    if step is None:
+        raise ProtocolError(f"a piece of {piece.path!r}, which is no checkpoint")
+    is_in = _put_next(draft, draft / path.name, piece)
+    if not is_in or path.name != MANIFEST or not piece.is_last:
+        return None
+    if not read.examine(draft).is_complete:  # another one of that name came in between, or some of it never did
+        _remove(draft)
+        return None
+    aside = final.with_name(aside_name(step))
+    if final.exists():
+        os.rename(final, aside)
+    os.rename(draft, final)
+    shutil.rmtree(aside, ignore_errors=True)
+    return final

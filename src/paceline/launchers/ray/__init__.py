@@ -1,0 +1,1 @@
+"""HOW are tasks started on a Ray cluster? One actor a task, in a placement group; tensors never travel through Ray."""

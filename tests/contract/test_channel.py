@@ -157,10 +157,11 @@ def test_large_bulk_of_many_buffers_arrives_whole_and_no_byte_of_it_may_change(s
             channel.recv_bulk(channel.recv(), memoryview(into))
 
 
-def test_a_megabyte_leaves_in_one_piece_and_its_checksum_behind_it() -> None:
+@pytest.mark.parametrize(("size", "behind"), [(1_000_000, []), (3_000_000, [8])])
+def test_it_leaves_in_one_piece_and_the_checksum_of_large_bulk_behind_it(size: int, behind: list[int]) -> None:
     tape = Tape()
-    Channel(tape, KEYS).send(Kind.PUSH, bulk=[bytes(1_000_000)])
-    assert tape.sends == [FRAME_BYTES + 1_000_000, 8]
+    Channel(tape, KEYS).send(Kind.PUSH, bulk=[bytes(size)])
+    assert tape.sends == [FRAME_BYTES + size, *behind]
 
 
 def test_bulk_of_the_wrong_size_is_refused() -> None:

@@ -65,14 +65,17 @@ class ByHand:
         self.ps[index] = self.start("ps", index)
         self.ps[index].wait_for("^Started server")
 
-    def lose_with_chief(self, index: int) -> None:
-        """Kill a ps and the chief together, and start both again."""
-        for each in (self.ps[index], self.workers[0]):
+    def lose_with_chief(self, *indices: int) -> None:
+        """Kill ps and the chief together, and start all of them again."""
+        lost = [*(self.ps[index] for index in indices), self.workers[0]]
+        for each in lost:
             each.signal(signal.SIGKILL)
-        for each in (self.ps[index], self.workers[0]):
+        for each in lost:
             each.end()
         self._gates = []
-        self.ps[index], self.workers[0] = self.start("ps", index), self.start("worker", 0)
+        for index in indices:
+            self.ps[index] = self.start("ps", index)
+        self.workers[0] = self.start("worker", 0)
 
     def end(self) -> str:
         """All end well; what the workers said comes back."""

@@ -21,6 +21,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.swallows: set[str] = set()  # "up": to the ps, "down": to the worker
         self.swallowed = 0
+        self.has_swallowed = threading.Event()
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True, name="proxy").start()
 
@@ -44,6 +45,7 @@ class Proxy:
             while data := source.recv(PIECE_BYTES):
                 if direction in self.swallows:
                     self.swallowed += len(data)
+                    self.has_swallowed.set()
                 else:
                     sink.sendall(data)
         if direction not in self.swallows:  # the end of a connection does not cross a partition either

@@ -143,10 +143,12 @@ class Behind:
         threading.Thread(target=self._heal, daemon=True, name="healer").start()
 
     def _heal(self) -> None:
-        """When the others have got on without it."""
+        """When the others have got on without it, and it has said something that nobody heard: in async they may be
+        through before it has sent a byte."""
+        assert self.proxy is not None
         with self._steps:
             self._steps.wait_for(lambda: self._done >= self._heals_after, DEADLINE_S)
-        assert self.proxy is not None
+        self.proxy.has_swallowed.wait(DEADLINE_S)
         self.proxy.swallows = set()
 
 

@@ -3,6 +3,7 @@
 Tasks are started by hand here (by_hand.py).
 """
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,11 @@ def test_the_chief_is_lost_too(mode: str, processes: Processes, ports: Reserved,
 def test_a_chief_that_begins_anew_does_not_reseed(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
-    cluster = ByHand(processes, ports, train, gate, "--mode", "async", "--save-every", "none", "--reseed")
-    gate.arrival()
+    flags = ("--mode", "async", "--save-every", "none", "--reseed")
+    cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:20"))
+    stands = gate.arrivals(2)
     cluster.lose_with_chief(1)
+    stands["worker:1"].release()  # it alone has values, and must not have ended before
     cluster.end()
     (event,) = cluster.events("reseed")
     assert int(str(event["version"])) >= STOP
@@ -117,14 +120,16 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
 def test_reseeded_from_the_freshest_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     """Not from the chief, which stands at an older version."""
     flags = ("--mode", "async", "--lane", "tcp", "--save-every", "none", "--reseed")
-    cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:40"))
+    cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:20", "1:40"))
     stands = gate.arrivals(2)
+    stands["worker:1"].release()  # while the chief stands it makes twenty more: now it is the freshest
+    stands["worker:1"] = gate.arrival()
     cluster.lose(1)
     for each in stands.values():
         each.release()
     cluster.end()
     (event,) = cluster.events("reseed")
-    assert int(str(event["version"])) >= 40
+    assert 40 < int(str(event["version"])) <= 60  # the chief has seen 40 at most
     assert "reseed" in (cluster.run / "telemetry" / "worker-1.jsonl").read_text()
 
 
@@ -140,3 +145,26 @@ def test_without_a_checkpoint_it_ends_with_the_reason(
     assert "--reseed" in chief.text
     for each in (cluster.workers[1], *cluster.ps):
         each.end()
+
+
+LOST_WITH_CHIEF = "have trained with values that ps:0 lost together with the chief"
+LOST = "ps:0 lost its memory, and there is no checkpoint to go back to"
+
+
+@pytest.mark.parametrize("is_chief_first", [True, False])
+def test_all_that_knew_the_values_is_lost_with_the_chief(
+    is_chief_first: bool, processes: Processes, ports: Reserved, train: Path, gate: Gate
+) -> None:
+    """A new chief cannot know that others have trained; the ps, to which they come, tells it, or them."""
+    flags = ("--mode", "async", "--save-every", "none", "--wait-s", "20")
+    cluster = ByHand(processes, ports, train, gate, *flags, stops=("0:20", "1:20"))
+    stands = gate.arrivals(2)
+    cluster.lose_with_chief(0, 1)
+    if is_chief_first:
+        cluster.workers[0].wait_for("waiting for .*/job:worker/replica:0/task:1")
+    stands["worker:1"].release()
+    for worker in cluster.workers:  # which of the two depends on who comes first, to a hair
+        said = worker.ends_with(3).text
+        assert LOST_WITH_CHIEF in said or (LOST in said and not is_chief_first)
+    for each in cluster.ps:
+        each.signal(signal.SIGKILL)  # else they wait for workers that nobody starts again

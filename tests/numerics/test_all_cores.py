@@ -15,6 +15,7 @@ from alike import Job, Returned, check, weights
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
+from paceline.cluster import cores
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.blocks import BLOCK_ELEMENTS
@@ -49,6 +50,12 @@ MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+def have_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Whatever this machine has, and a container may use of it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr(cores, "QUOTA", Path("/nowhere"))
+
+
 @pytest.fixture
 def helpers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Four cores, whatever this machine has; gives the threads that updated blocks. The first one waits
@@ -69,7 +76,7 @@ def helpers(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
         update(self, each(), *rest)
 
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    have_cores(monkeypatch, 4)
     monkeypatch.setattr(Shard, "_update", noted)
     return threads
 
@@ -107,7 +114,7 @@ def test_on_lanes(name: str, lane: str, helpers: set[int], tmp_path: Path) -> No
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_averages_and_masters_on_all_cores(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same shard updated by one core and by four: parameters, averages, masters and state."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    have_cores(monkeypatch, 4)
     numel = (MIN_BLOCKS + 2) * BLOCK_ELEMENTS + 77
     layout = Layout((TensorSpec("w", (numel,), (1,), dtype, 0),))
     spec = optimizer_spec(Adam([nn.Parameter(torch.zeros(1))], lr=0.01))
@@ -136,7 +143,7 @@ def test_averages_and_masters_on_all_cores(dtype: str, monkeypatch: pytest.Monke
 
 def test_an_error_on_another_core_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever meets it: the update has failed."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    have_cores(monkeypatch, 2)
     layout = Layout((TensorSpec("w", ((MIN_BLOCKS + 2) * BLOCK_ELEMENTS,), (1,), "float32", 0),))
     shard = Shard(layout, place(layout, 1, "bytes"), 0, optimizer_spec(SGD([nn.Parameter(torch.zeros(1))], lr=0.1)))
     slots = [shard.new_slot(), shard.new_slot()]

@@ -340,3 +340,86 @@ def test_what_one_has_brought_no_other_brings_again() -> None:
     assert asked.core.is_initialised and asked.core.lineage == 1
     # With a shard that is lost, one that has its memory goes back.
     assert asked.ask(stranger(), m.Rewind(1, 1, 2, False, LAYOUT, OPTIMIZER)) == [m.Done()]
+
+
+def test_no_lineage_begins_twice() -> None:
+    """ps:0 was lost twice: worker 0 has trained with the one in between, in lineage 1, and worker 1 has not."""
+    fresh = Fresh()
+    fresh.join(0, trained_in=1)
+    for lineage in (1, 2):
+        rewind = m.Rewind(1, 1, lineage, False, LAYOUT, OPTIMIZER, is_lost=True)
+        if lineage == 1:
+            with pytest.raises(Refused, match="ps:0 is of lineage 1 already"):
+                fresh.desk.handle(stranger(), rewind, NO_FRAME)
+        else:
+            fresh.desk.handle(stranger(), rewind, NO_FRAME)
+
+
+def test_an_empty_ps_tells_all_how_long_it_has_been_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("paceline.server.desk.time.monotonic", lambda: now_s[0])
+    fresh = Fresh()
+    assert fresh.told(fresh.join(1)).empty_s == 0.0
+    now_s[0] += 3.0
+    assert fresh.told(fresh.join(0)).empty_s == 3.0
+
+
+# --- a ps and the chief lost together -----------------------------------------------------------------------------
+
+
+class Fresh:
+    """ps:0 of two, started anew with nothing; the chief and a worker come to it, one of which has trained."""
+
+    def __init__(self) -> None:
+        self.core = Core(PsConfig(0, 2, 2, "r", make_mode(ASYNC, 2), "bytes", LEASE_S))
+        self.desk = Desk(self.core, lambda task, report: None)
+
+    def join(self, worker: int, trained_in: int = -1) -> Peer:
+        layout = Layout((TensorSpec("weight", (8, 8), (8, 1), "float32", 0),))
+        optimizer = m.OptimizerSpec("SGD", [{"lr": 0.1}])
+        peer = Peer(Said())  # type: ignore[arg-type]
+        peer.channel.recv_bulk = lambda frame, into: None  # type: ignore[method-assign]
+        message = m.Join("worker", worker, 1, "r", worker == 0, "async", "bytes", 2, layout, optimizer)
+        self.desk.handle(peer, msgspec.structs.replace(message, trained_in=trained_in), NO_FRAME)
+        return peer
+
+    def told(self, peer: Peer) -> m.Joined:
+        (reply,) = peer.channel.messages  # type: ignore[attr-defined]
+        assert isinstance(reply, m.Joined)
+        return reply
+
+
+def test_a_chief_that_comes_later_hears_of_those_who_have_trained() -> None:
+    fresh = Fresh()
+    fresh.join(1, trained_in=0)
+    assert fresh.told(fresh.join(0)).trained_in == 0
+
+
+def test_a_chief_that_came_a_moment_earlier_does_not_begin_anew() -> None:
+    fresh = Fresh()
+    chief = fresh.join(0)
+    fresh.join(1, trained_in=0)
+    with pytest.raises(Refused, match="ps:0 lost together with the chief"):
+        fresh.desk.handle(chief, m.Init(), NO_FRAME)
+    assert not fresh.core.is_initialised
+    with pytest.raises(Refused, match="lost together"):
+        fresh.join(1, trained_in=0)
+
+
+def test_a_chief_that_has_begun_anew_is_stopped_when_they_come() -> None:
+    fresh = Fresh()
+    chief = fresh.join(0)
+    fresh.desk.handle(chief, m.Init(), NO_FRAME)
+    fresh.desk.handle(chief, m.Start(), NO_FRAME)
+    with pytest.raises(Refused, match="lost together"):
+        fresh.join(1, trained_in=0)
+    assert isinstance(chief.channel.messages[-1], m.Failed)  # type: ignore[attr-defined]
+
+
+def test_a_chief_that_brings_a_checkpoint_goes_on() -> None:
+    fresh = Fresh()
+    chief = fresh.join(0)
+    fresh.join(1, trained_in=0)
+    fresh.desk.handle(chief, m.Init(version=20, lineage=1), NO_FRAME)
+    assert fresh.core.is_initialised and not fresh.core.no_start
+    assert fresh.told(fresh.join(1, trained_in=0)).lineage == 1

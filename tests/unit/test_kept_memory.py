@@ -1,14 +1,16 @@
 """DOES memory that a keeper holds stay small, and does nobody wait for the keeper while training goes on?"""
 
 import os
+import socket
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from paceline.launchers.keeper import Keeper
 from paceline.params.arena import has_shared_memory
 from paceline.server.journal import Twin
-from paceline.server.memory import Kept
+from paceline.server.memory import Kept, Piece
 
 pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="memory that can be handed over is Linux's")
 
@@ -64,3 +66,16 @@ def test_the_next_life_finds_what_was_written_last() -> None:
     assert Twin(second, "counts").read() == b"new and longer"
     second._keeper.close()
     keeper.close()
+
+
+def test_a_keeper_that_is_gone_ends_no_thread_with_a_traceback() -> None:
+    """Its launcher was killed: the kernel ends this ps in a moment, and until then it serves."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(msgspec.msgpack.encode(Piece(end=True)))
+    memory = Kept(ours)
+    memory.arena("undo.0", 64)
+    theirs.close()
+    memory.put("counts", b"1")
+    memory.arena("undo.0", 128)
+    memory.free("undo.0")
+    ours.close()

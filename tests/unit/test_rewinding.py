@@ -122,6 +122,30 @@ def test_the_freshest_worker_brings_what_it_has(monkeypatch: pytest.MonkeyPatch)
         made.on_empty(lost, msgspec.structs.replace(JOINED, offers=2, freshest=ME.worker + 1))
 
 
+def test_others_may_have_trained_in_a_lineage_that_this_worker_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saw ps:1 empty, and again empty: between the two somebody trained with it in lineage 4."""
+    cluster = [Ps(1), Ps(0)]
+    made, lost = rewinder(cluster, monkeypatch)
+    made.has_trained = True
+    with pytest.raises(ConnectionLost, match="has got values now"):
+        made.on_empty(lost, msgspec.structs.replace(JOINED, offers=2, freshest=ME.worker, trained_in=4))
+    assert cluster[1].lineage == 5
+
+
+def test_its_turn_comes_by_the_clock_of_the_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that saw a ps empty long ago, and now sees its successor, waits for the chief once more."""
+    Connection.cluster = cluster = [Ps(1), Ps(0)]
+    monkeypatch.setattr(rewinding, "Connection", Connection)
+    me = replace(ME, is_chief=False, worker=1)
+    own, asked = Own(), []
+    made = Rewinder(me, own, lambda: asked.append(1), False, lambda line: None, lambda *a, **b: None)  # type: ignore[arg-type, func-returns-value]
+    for empty_s, tries in ((0.0, 0), (rewinding.TURN_S, 1), (0.0, 1)):
+        with pytest.raises(ConnectionLost, match="nobody has brought it values yet"):
+            made.on_empty(own.client.links[1], msgspec.structs.replace(JOINED, empty_s=empty_s))
+        assert len(asked) == tries
+    assert cluster[1].told == []
+
+
 @pytest.mark.parametrize("is_chief_lost", [True, False])
 def test_without_a_chief_and_a_checkpoint_nobody_waits_on(is_chief_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher has said that the chief is over; while it may come, it may know of a checkpoint."""

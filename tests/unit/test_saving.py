@@ -244,6 +244,20 @@ def test_a_copy_of_somebody_else_in_the_middle(tmp_path: Path, monkeypatch: pyte
     assert bytes(state.model["weight"].data) == saving.life.bits()["parameters"][: 160 * 4]
 
 
+def test_what_a_ps_held_before_the_run_went_back_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still while its copy was fetched; another one has taken its place, under a new lineage. With its name on
+    it the old copy would be the newest checkpoint when that one is lost, too."""
+    saving = Saving(tmp_path, monkeypatch, wait_s=0.0)
+    lineages = {0: 0}
+    saving.saver.lineage_of = lineages.__getitem__
+    saving.happens["slots"] = lambda: lineages.update({0: 1})
+    with pytest.raises(WaitTimeout, match="ps:0 has gone back to a checkpoint since it was copied"):
+        saving.saver.save_now(WHERE)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_version_than_told_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = Saving(tmp_path, monkeypatch, wait_s=0.0)
     plain = Connection.fetch

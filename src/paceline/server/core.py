@@ -84,6 +84,8 @@ class Core:
         self.shard: Shard | None = None
         self.is_initialised = False
         self.is_started = False
+        self.trained_in = -1  # while it has no values: the newest lineage of those who have trained with it
+        self.no_start = ""  # why nobody may start here any more
         self.carried = bytearray()
         self.budget: Budget | None = None
         self.slots: dict[Key, Slot] = {}

@@ -23,6 +23,10 @@ from paceline.wire import messages as m
 from paceline.wire.frames import Frame
 
 WORKER_SEND_S = 600.0  # a worker that evaluates between two steps does not read; lease and stall say when it is out
+LOST_WITH_CHIEF = (
+    "some workers have trained with values that ps:0 lost together with the chief, and a new chief had begun before "
+    "they came: end all tasks and start them again; --resume auto takes the newest checkpoint, if there is one"
+)
 Answers = list[tuple[Peer, Answer]]
 Report = Callable[[str, bytes], None]
 
@@ -49,6 +53,7 @@ class Desk:
         core = self.core
         with core.lock:
             self._check(join)
+            self._check_beginning(join)
             if self._has_closed(join):
                 core.members[join.worker].incarnation = join.incarnation  # it may see to what is left to do
                 core.tell(peer, self._closed())
@@ -85,9 +90,9 @@ class Desk:
             answers += self.changed()  # enough workers may be there now
             arenas = [core.shard.arena, slot.arena]
             sizes = [arena.size_bytes for arena in arenas]
-            offers = (0, -1) if core.is_initialised else core.rewinding.offered(join.worker, join.offer)
-            is_chief_lost = core.members[0].phase is Phase.LOST
-            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes, *offers, is_chief_lost)
+            reply = m.Joined(core.is_initialised, core.state.version, core.lineage, sizes)
+            if not core.is_initialised:
+                reply = core.rewinding.asked(core, join, reply, time.monotonic())
         with suppress(ConnectionLost):  # its own thread sees that; `answers` are for others
             peer.channel.say(reply)
             if peer.channel.shares_memory:
@@ -153,6 +158,17 @@ class Desk:
                 f"worker:{join.worker} brings an optimizer with {wrong}: give all workers the same groups of parameters"
             )
 
+    def _check_beginning(self, join: m.Join) -> None:
+        """A ps and the chief were lost together. A new chief that comes later than those who have trained hears of
+        them; if it came first, it has begun anew, and they must not go on with other values in the same lineage."""
+        core = self.core
+        core.trained_in = -1 if core.is_initialised else max(core.trained_in, join.trained_in)
+        if core.config.index == 0 and core.is_initialised and not core.is_started and join.trained_in >= core.lineage:
+            core.no_start = LOST_WITH_CHIEF
+            core.fail_starters(core.no_start)
+        if core.no_start:
+            raise Refused(core.no_start)
+
     def init(self, peer: Peer, message: m.Init, frame: Frame) -> Answers:
         """The chief's first values. A second chief's are read and thrown away."""
         core, shard = self.core, self.shard()
@@ -168,6 +184,9 @@ class Desk:
             elif self.worker(peer) != 0:
                 raise Refused("only the chief initialises the model")
             elif not core.is_initialised:
+                if core.config.index == 0 and message.lineage <= core.trained_in:  # they came after its Join
+                    core.no_start = LOST_WITH_CHIEF
+                    raise Refused(core.no_start)
                 shard.fill(memoryview(block)[: shard.size_bytes])
                 core.carried = block[shard.size_bytes :]
                 core.snapshots.restored(core, shard, message)
@@ -182,6 +201,8 @@ class Desk:
         with core.lock:
             self.worker(peer)
             assert peer.key is not None
+            if core.no_start:
+                raise Refused(core.no_start)
             core.starters[peer.key] = peer
             if core.wanted is not None:
                 core.state.ready.add(peer.key)  # it has no step to finish: nobody waits for it

@@ -7,6 +7,7 @@ without one nothing outlives the ps, and nothing is spent on it. It knows names 
 import array
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal, Protocol
 
 import msgspec
@@ -140,5 +141,7 @@ class Kept:
 
     def _say(self, message: bytes, rights: "Sequence[tuple[int, int, array.array[int]]]" = ()) -> None:
         """What was sent is the kernel's, with its descriptor: the keeper reads it also after our death. So there is no
-        answer to wait for, and a launcher that is stopped stops nobody."""
-        self._keeper.sendmsg([message], rights)
+        answer to wait for, and a launcher that is stopped stops nobody. One that is gone takes this process along in a
+        moment, by the kernel."""
+        with suppress(ConnectionError):
+            self._keeper.sendmsg([message], rights)

@@ -14,6 +14,9 @@ If the worker's connection ends before 3, another one may begin. Every method wa
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.modes import make as make_mode
 from paceline.server.actions import Answer
@@ -38,6 +41,7 @@ class Rewinding:
         self._until_s: float | None = None  # so long no round closes without those who were in
         self._over_s = 0.0  # so long somebody may come, though nobody is in
         self._offers: dict[int, int] = {}  # by worker: the version of what it has
+        self._empty_since_s: float | None = None
 
     def is_under_way(self, now_s: float) -> bool:
         """Whether those who were fenced are still to come back."""
@@ -63,21 +67,32 @@ class Rewinding:
         freshest = max(self._offers, key=lambda each: (self._offers[each], -each), default=-1)
         return len(self._offers), freshest
 
+    def asked(self, core: "Core", join: m.Join, reply: m.Joined, now_s: float) -> m.Joined:
+        """What a worker that joins the empty shard has to know before it brings values."""
+        if self._empty_since_s is None:
+            self._empty_since_s = now_s
+        offers, freshest = self.offered(join.worker, join.offer)
+        return msgspec.structs.replace(
+            reply, offers=offers, freshest=freshest, trained_in=core.trained_in,
+            is_chief_lost=core.members[0].phase is Phase.LOST, empty_s=now_s - self._empty_since_s,
+        )  # fmt: skip
+
     def begin(self, core: "Core", peer: "Peer", message: m.Rewind) -> "list[tuple[Peer, Answer]]":
         """1."""
         if self._restorer is not None and self._restorer is not peer:
             raise Refused(f"another worker brings values to ps:{core.config.index} already")
         if message.is_lost and core.is_initialised:
             raise Refused(f"ps:{core.config.index} has got values meanwhile")
-        if message.lineage <= core.lineage:
-            raise Refused(f"ps:{core.config.index} is of lineage {core.lineage} already")
+        if message.lineage <= (known := max(core.lineage, core.trained_in)):
+            raise Refused(f"ps:{core.config.index} is of lineage {known} already")
         self._restorer, self._lineage = peer, message.lineage
         self._over_s = time.monotonic() + BRING_S
         if core.shard is None:
             core.make_shard(message.layout, message.optimizer)
             if core.durable is not None:
                 core.durable.model(message.layout, message.optimizer)
-        core.is_initialised = False
+        if core.is_initialised:
+            self._empty_since_s, core.is_initialised = None, False
         if not message.is_fencing:
             return []
         if core.config.index == 0:
@@ -98,6 +113,7 @@ class Rewinding:
             raise Refused("this worker has not begun to bring values, or took too long")
         self._restorer = None
         self._offers.clear()
+        self._empty_since_s = None
         self._over_s = time.monotonic() + max(BACK_S, core.config.lease_s)
         core.lineage, core.updates, core.state.version = self._lineage, message.version, message.version
         core.shard.set_version(message.version)

@@ -4,13 +4,13 @@ Told what to do by server/service; decides nothing. The arithmetic is torch's ow
 one core or, in a round, on all: then the workers wait for it.
 """
 
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from paceline.cluster.cores import usable_cores
 from paceline.errors import Refused
 from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
@@ -230,13 +230,13 @@ class Shard:
     def _update_on_all_cores(self, blocks: Sequence[int], vectors: list[Vector], has_gaps: bool) -> None:
         """Blocks are independent of each other, so it does not matter to the bits who does which."""
         if self._pool is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            count = usable_cores()
             self._pool = ThreadPoolExecutor(
-                max(cores - 1, 1), "apply", initializer=torch.set_num_threads, initargs=(1,)
+                max(count - 1, 1), "apply", initializer=torch.set_num_threads, initargs=(1,)
             )
-            self._scratch += [self._new_scratch() for _ in range(cores - 1)]
+            self._scratch += [self._new_scratch() for _ in range(count - 1)]
             if self._undo is not None:
-                self._undo.room(cores)
+                self._undo.room(count)
         indices = iter(blocks)
         others = [
             self._pool.submit(self._update, indices, core, vectors, has_gaps) for core in range(1, len(self._scratch))

@@ -51,20 +51,20 @@ def _predecessors(path: Path) -> list[Path]:
 
 
 def note_cut(path: Path) -> None:
-    """The end of this ledger was lost with its host: nothing is compared with it."""
-    if path.exists():
-        path.with_suffix(CUT).touch()
+    """The end of this ledger was lost with its host, or all of it: nothing is compared with it."""
+    path.parent.mkdir(exist_ok=True)
+    path.with_suffix(CUT).touch()
 
 
 def set_aside(run: Path) -> None:
     """Make room for another start of this run; what was written stays."""
     folder = RunPaths(run).ledgers
-    written = sorted(folder.glob("*.bin"))
+    written = [*sorted(folder.glob("*.bin")), *sorted(folder.glob(f"*{CUT}"))]  # of a cut one nothing may have come
     if not written:
         return
     aside = folder / f"{ASIDE}-{len(list(folder.glob(f'{ASIDE}-*'))) + 1}"
     aside.mkdir()
-    for file in [*written, *folder.glob(f"*{CUT}")]:
+    for file in written:
         file.rename(aside / file.name)
 
 

@@ -15,6 +15,7 @@ class Limit(Enum):
     WORKER_LINK = "link of the workers"
     CORES = "cores of the machine"
     FEEDER = "feeder"
+    CLIENT = "client"  # in-graph: it hands out everything
     COMPUTE = "worker compute"
     EXCHANGE = "push and pull"
     ROUNDS = "waiting for rounds"

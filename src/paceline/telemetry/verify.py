@@ -78,6 +78,7 @@ def check(
         shards[index].follow(_Counted(records, verdict))
     _check_modes(shards, first_mode, verdict)
     _check_rounds(shards, verdict)
+    _check_counted(shards, verdict)
     _check_copies(shards, verdict)
     asked: set[int] = set()
     for index, records in sorted(workers.items()):
@@ -136,6 +137,18 @@ def _compare_rounds(task: str, decided: Rounds, made: Rounds, verdict: Verdict) 
         if made.find(round_) is None:
             told = f"I1: round {round_} was decided by ps:0 (its record {number}) and is not here"
             verdict.violations.append(Violation(task, 0, told))
+
+
+def _check_counted(shards: Mapping[int, Shard], verdict: Verdict) -> None:
+    """What a shard has added up for the open round, ps:0 had counted before; the round may never have closed."""
+    if 0 not in shards:
+        return
+    for index, shard in shards.items():
+        for owner, push_ids in shard.added.items():
+            for strange in sorted(push_ids - shards[0].added.get(owner, set())):
+                told = f"I1: push {strange} of worker:{owner[0]} incarnation {owner[1]} was added up"
+                told += ", and ps:0 had not counted it"
+                verdict.violations.append(Violation(f"ps:{index}", 0, told))
 
 
 def _check_copies(shards: Mapping[int, Shard], verdict: Verdict) -> None:

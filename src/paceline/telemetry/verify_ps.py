@@ -227,6 +227,8 @@ class Shard:
         ids = self._adds.pop(owner, [])
         if record.push_id not in ids:
             ids.append(record.push_id)
+        elif record.push_id != ids[-1]:
+            self._say(record.number, f"push {record.push_id} is called worker:{owner[0]}'s last, and {ids[-1]} was")
         if record.amount != len(ids):
             self._say(record.number, f"{record.amount} gradients of worker:{owner[0]}, and {len(ids)} were counted")
         track = self.tracks.get(owner)
@@ -266,6 +268,8 @@ class Shard:
         adds = self._adds.setdefault(owner, [])
         if record.push_id in adds:
             self._say(record.number, f"I2: push {record.push_id} of worker:{owner[0]} was counted twice")
+        if self.version_of(owner, record.push_id) is not None:
+            self._say(record.number, f"I2: push {record.push_id} of worker:{owner[0]} was counted and applied already")
         adds.append(record.push_id)
         self.added.setdefault(owner, set()).add(record.push_id)
 

@@ -165,6 +165,8 @@ class Worker:
         gone = shard.lost.get(owner, {}).get(push_id)
         discarded = shard.discards.get(owner, {}).get(push_id)
         is_counted = shard.is_counted(owner, push_id)
+        if outcome != Outcome.FENCED and record.incarnation not in shard.entered.get(self._index, ()):
+            self._say(record.number, f"{told} was answered, and the ps says that this worker was never in")
         if outcome in (Outcome.APPLIED, Outcome.ADDED):
             if (outcome == Outcome.ADDED) != (push_id in shard.added.get(owner, ())):
                 self._say(record.number, f"{told} was answered with {Outcome(outcome).name}, and the ps says another")

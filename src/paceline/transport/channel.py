@@ -17,7 +17,7 @@ from paceline.transport.security import Role, as_client, as_server, deadline_s, 
 from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, Codec, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
-HASH_BYTES = 1 << 19  # the xxh3 of bulk up to this size is in its frame; of larger bulk it comes behind it
+HASH_BYTES = 1 << 20  # the xxh3 of bulk up to this size is in its frame; of larger bulk it comes behind it
 SEND_BYTES = 1 << 22  # sent and hashed at a time: the kernel is faster with one large piece than with many
 RECV_BYTES = 1 << 20  # received and hashed at a time
 CHECKSUM_BYTES = 8

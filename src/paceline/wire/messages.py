@@ -45,6 +45,7 @@ class Join(Message, frozen=True):
     wire: str = "float32"
     weight: float = 0.0  # samples in a push of mine, as far as I have said so; 0: not yet
     offer: int = -1  # the version of what I have of this shard, if it is to be had from workers (--reseed)
+    trained_in: int = -1  # the lineage in which I have trained with this ps; -1: I have not
 
 
 class Fenced(Message, frozen=True):
@@ -66,6 +67,8 @@ class Joined(Message, frozen=True):
     offers: int = 0  # to a ps without values: how many workers have some, and who has the newest
     freshest: int = -1
     is_chief_lost: bool = False  # nobody will start it again
+    trained_in: int = -1  # to a ps without values came one that had trained with it: it has lost them
+    empty_s: float = 0.0  # and so long ago the first one came: whose turn it is to bring some, all tell by one clock
 
 
 EPOCH, STEP, BATCH = "epoch", "step", "batch"  # boundaries: the next value of ctx.epochs or ctx.steps, the next batch

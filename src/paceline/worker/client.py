@@ -130,7 +130,8 @@ class Client:
             self.entrance.enter(link)
         self.links.sort(key=lambda each: each.index)
         empty = [link for link in self.links if link.joined is not None and not link.joined.is_initialised]
-        if empty and any(link.version or link.lineage for link in self.links):
+        is_on = any(link.joined is not None and link.joined.trained_in >= 0 for link in empty)
+        if empty and (is_on or any(link.version or link.lineage for link in self.links)):
             self.entrance.wait_for_values(empty)  # a run is on: a ps of it has lost its memory
         elif empty and me.is_chief:
             for link in reversed(empty):

@@ -289,6 +289,7 @@ class Context:
             me = self.identity()
             self._saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, keep, self._say, event)
             self._saver.in_use = self.resumed_from
+            self._saver.lineage_of = lambda index: trainee.client.links[index].lineage
         return self._saver
 
     @property

@@ -110,7 +110,9 @@ class Entrance:
             return self._come_back(fenced.incarnation)
 
     def _join_again(self, link: Link) -> m.Started | None:
-        join = msgspec.structs.replace(self._join(self.incarnation), offer=self.offer(link))
+        join = msgspec.structs.replace(
+            self._join(self.incarnation), offer=self.offer(link), trained_in=link.lineage if self.is_started else -1
+        )
         was_at, channel = link.channel.address, self._connect_to(link.index)
         if channel.address != was_at:
             self._say(f"paceline: ps:{link.index} has moved from {was_at} to {channel.address}")

@@ -6,7 +6,6 @@ is the freshest brings it. Where rounds make versions, all shards go back togeth
 server/rewinding has the other side and the steps. It never ends a run that has something to go back to.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -53,23 +52,19 @@ class Rewinder:
         self._is_reseeding = is_reseeding
         self._say = say
         self._event = event
-        self._since_s: dict[int, float] = {}
         self.has_trained = False  # until then there is nothing in this worker to reseed from
 
     def on_empty(self, link: Link, joined: m.Joined) -> None:
         """This ps has no values. Always raises: whoever called joins it again, until somebody has brought some."""
-        now_s = time.monotonic()
-        since_s = self._since_s.setdefault(link.index, now_s)
         reason = f"ps:{link.index} lost its memory, and nobody has brought it values yet"
-        if self._is_its_turn(joined, now_s - since_s):
+        if self._is_its_turn(joined):
             try:
-                self._bring(link)
+                self._bring(link, joined.trained_in)
                 reason = f"ps:{link.index} lost its memory, and has got values now"
-                self._since_s.clear()
             except (ConnectionLost, Refused) as error:  # another worker is quicker, or a ps is still on its way
                 reason = f"{reason}: {error}"
             except ClusterError as error:  # what this worker cannot find, the chief may, or one whose turn comes later
-                if self._me.is_chief or (joined.is_chief_lost and self._all_had_turns(now_s - since_s)):
+                if self._me.is_chief or (joined.is_chief_lost and self._all_had_turns(joined)):
                     raise
                 reason = f"{reason}: {error}"
         raise ConnectionLost(reason)
@@ -80,15 +75,15 @@ class Rewinder:
             return -1
         return lost_version(self._trainee.client.links, link, self._has_rounds(self._trainee.client.dial))
 
-    def _is_its_turn(self, joined: m.Joined, waited_s: float) -> bool:
+    def _is_its_turn(self, joined: m.Joined) -> bool:
         if not self._is_reseeding:
-            return waited_s >= TURN_S * self._me.worker
+            return joined.empty_s >= TURN_S * self._me.worker
         if joined.freshest == self._me.worker:
-            return joined.offers == len(self._me.worker_devices) or waited_s >= TURN_S
-        return self.has_trained and waited_s >= TURN_S * (FRESHER_TURNS + self._me.worker)
+            return joined.offers == len(self._me.worker_devices) or joined.empty_s >= TURN_S
+        return self.has_trained and joined.empty_s >= TURN_S * (FRESHER_TURNS + self._me.worker)
 
-    def _all_had_turns(self, waited_s: float) -> bool:
-        return waited_s >= TURN_S * len(self._me.worker_devices)
+    def _all_had_turns(self, joined: m.Joined) -> bool:
+        return joined.empty_s >= TURN_S * len(self._me.worker_devices)
 
     def _has_rounds(self, dial: m.Dial) -> bool:
         return make_mode(dial.spec, len(self._me.worker_devices)).has_rounds
@@ -106,12 +101,13 @@ class Rewinder:
             connection.close()
         return m.Dial(told.turn, told.spec, told.version) if told.turn > own.turn else own
 
-    def _bring(self, lost: Link) -> None:
+    def _bring(self, lost: Link, trained_in: int) -> None:
+        """Under a lineage that nobody knows yet: others may have trained in one that this worker has missed."""
         client, dial = self._trainee.client, self._newest_dial(lost.index)
         has_rounds = self._has_rounds(dial)
         indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
         restored = None if self._is_reseeding else self._checkpoint(lost.index, dial)
-        known = max([link.lineage for link in client.links] + [restored.state.lineage if restored else 0])
+        known = max([trained_in, *(link.lineage for link in client.links), restored.state.lineage if restored else 0])
         if restored is None:
             version = lost_version(client.links, lost, has_rounds)
         else:

@@ -6,7 +6,8 @@ cannot be written is said and left out: training goes on, and the one before it 
 
 1. ask ps:0 until the announced update is made and every worker has said where it is after it,
 2. ask the other shards until they have copied the same round (elsewhere: let each copy itself now),
-3. fetch, write, remove what need not be kept, and let go of the copies.
+3. fetch, write, remove what need not be kept, and let go of the copies. A ps that stood still meanwhile may be void:
+   what it held is not written, or it would be the newest when the run goes back again.
 """
 
 import queue
@@ -17,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.checkpoint.retain import retain
+from paceline.checkpoint.store import write
 from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
@@ -26,7 +28,7 @@ from paceline.wire import messages as m
 from paceline.worker.client import Identity
 from paceline.worker.entrance import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
 from paceline.worker.patience import SAY_EVERY_S, Patience
-from paceline.worker.saving import CopyGone, save
+from paceline.worker.saving import CopyGone, fetched
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
@@ -109,6 +111,7 @@ class Saver:
         self._calm = threading.Event()  # nobody wants to save now
         self._calm.set()
         self.incarnation = me.incarnation
+        self.lineage_of: Callable[[int], int] = lambda index: 0  # the one in which this worker trains with that ps
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
         self._saved_s = float("-inf")
@@ -258,9 +261,11 @@ class Saver:
     def _written(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
         began = time.monotonic()
         num_workers = len(self._me.worker_devices)
-        path, size_bytes = save(
-            connections, self._layout, self._plan, copies, self._folder, self._me.run_id, num_workers
-        )
+        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers)
+        for each, copy in zip(connections, copies, strict=True):
+            if copy.lineage < self.lineage_of(each.index):
+                raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")
+        path = write(self._folder, content.model, content.optimizer, content.state, content.averages, content.workers)
         if self.in_use is not None and path != self.in_use:
             self.in_use = None  # one of this run's own takes its place
         with suppress(CheckpointError):  # what could not be removed is in nobody's way
@@ -272,7 +277,7 @@ class Saver:
             global_step=copies[0].round,
             pause_ms=round(max(copy.pause_ms for copy in copies), 3),
             write_s=round(time.monotonic() - began, 3),
-            bytes=size_bytes,
+            bytes=content.size_bytes,
         )
         return path
 

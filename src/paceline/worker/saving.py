@@ -4,13 +4,11 @@ Called by worker/saver with the connections that fetch the copies. No framework:
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from paceline.checkpoint.state import ShardState, State
-from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, in_c_order
 from paceline.errors import ClusterError
 from paceline.modes.spec import ModeSpec
@@ -37,11 +35,26 @@ class CopyGone(ClusterError):
     """What a ps sends is not of the copy that we were told of: it was started again, or another one was asked for."""
 
 
-def save(
-    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], folder: Path, run_id: str,
-    num_workers: int,
-) -> tuple[Path, int]:  # fmt: skip
-    """Fetch every copy and write checkpoints/step-N; returns it, and how many bytes its tensors have."""
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is not written yet."""
+
+    model: dict[str, Entry]
+    optimizer: dict[str, Entry]
+    state: State
+    averages: dict[str, Entry] | None
+    workers: dict[str, Entry] | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its tensors; what workers have of their own is not counted."""
+        tensors = [*self.model.values(), *self.optimizer.values(), *(self.averages or {}).values()]
+        return sum(tensor.size_bytes for tensor in tensors)
+
+
+def fetched(
+    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str, num_workers: int
+) -> Content:
+    """Every copy, from all ps."""
     model = _fetch(sources, layout, plan, copies, "parameters")
     averages = _fetch(sources, layout, plan, copies, "ema") if copies[0].has_averages else None
     _, carried = _part(sources[0], copies[0], "carried", layout.carried_bytes)
@@ -69,8 +82,7 @@ def save(
         shards=[ShardState(index=i, version=c.version, applied=c.applied) for i, c in enumerate(copies)],
         workers=states,
     )
-    tensors = [*model.values(), *optimizer.values(), *(averages or {}).values()]
-    return write(folder, model, optimizer, state, averages, own or None), sum(t.size_bytes for t in tensors)
+    return Content(model=model, optimizer=optimizer, state=state, averages=averages, workers=own or None)
 
 
 def _optimizer(

@@ -3,13 +3,19 @@
     python bench/plan.py [--seconds 8] [--reps 3] [--out plan.jsonl] [--only TEXT]
 
 Calibrates both models and measures every topology once a repetition, in another order each time, a thread a task, all
-on this machine; about 14 minutes. Each result is a line of --out as soon as it is there: run again with the same --out,
+on this machine; about 20 minutes. Each result is a line of --out as soon as it is there: run again with the same --out,
 it goes on, unless the commit, the machine or --seconds is another. Lower quartiles over the repetitions count, of what
 calibrates as of what is measured. What calibrated is marked, measured half as long, and is not in the mean error.
+
+Those with a cable (200mbit) have a host for each task: network namespaces at a switch, `tc tbf` at every port. They
+need root, and are left out elsewhere. The cores are this machine's all the same, so the cable is slow enough to be
+what counts, and a push is large beside the burst that tbf lets pass.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,20 +26,26 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.slow import parse
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, TrainingFailed, UsageError
 from paceline.lab.cells import NONE
+from paceline.lab.measuring.hosts import lacking
 from paceline.lab.results.kept import differences
 from paceline.lab.results.result import Provenance, provenance
 from paceline.lab.scenario import Amounts
 from paceline.launchers.entry import Program
-from paceline.plan.calibrate import CROWD, SEED, Ran, calibrate, num_cores, timed_run
+from paceline.plan.calibrate import CROWD, SEED, Ran, calibrate, timed_run
 from paceline.plan.costs import Costs, Seen
 from paceline.plan.fitting import fitted
 from paceline.plan.simulate import Prediction, Simulation
-from paceline.plan.topology import Topology, mode_of
+from paceline.plan.timings import Timings
+from paceline.plan.topology import Topology, mode_of, parse_link
+from paceline.telemetry.records import PsReport
 
 BAR = 0.15
+CABLE_MS = 0.05  # one way, between two namespaces
+START_S = 120.0
 SCRIPT = str(Path(__file__).with_name("plan_model.py"))
 HEAD = (
     "model", "topology", "step ms predicted", "measured", "samples/s predicted", "measured", "error",
@@ -50,27 +62,34 @@ class Case(NamedTuple):
     mode: str
     lane: str = "shm"
     slow: str = ""
+    rate: str = ""  # of every host's cable, as tc writes it; each task has a host then
 
     @property
     def calibrates(self) -> bool:
         """Whether the calibration ran the same: one worker, and the crowd of this machine in both modes."""
         if self.num_ps > 1 or self.lane != "shm" or self.slow:
             return False
-        is_crowd = self.num_workers == min(CROWD, num_cores()) and self.mode in ("async", "sync")
+        is_crowd = self.num_workers == min(CROWD, usable_cores()) and self.mode in ("async", "sync")
         return is_crowd or (self.num_workers == 1 and self.mode == "async")
 
     @property
     def title(self) -> str:
-        return f"{self.model}: {self.topology.title}"
+        return f"{self.model}: {self.named}"
+
+    @property
+    def named(self) -> str:
+        return self.topology.title + (f", a host each, {self.rate}" if self.rate else "")
 
     @property
     def topology(self) -> Topology:
         spec = mode_of(self.mode, self.num_workers)
         assert spec is not None
         slow = tuple((task.index, factor) for task, factor in parse(self.slow).items())
+        link = parse_link(f"{self.rate.removesuffix('mbit')}Mbit/s,{CABLE_MS}ms") if self.rate else None
         return Topology(
-            num_workers=self.num_workers, num_ps=self.num_ps, mode=spec, lane=self.lane, cores=num_cores(), slow=slow
-        )
+            num_workers=self.num_workers, num_ps=self.num_ps, mode=spec, lane=self.lane, link=link,
+            cores=usable_cores(), slow=slow,
+        )  # fmt: skip
 
     @property
     def flags(self) -> list[str]:
@@ -103,7 +122,13 @@ CASES = (
     Case("large", 2, 2, "async"),
     Case("large", 1, 3, "sync:2", slow="worker:1=4x"),
     Case("large", 1, 2, "async", lane="tcp"),
-)
+    *(
+        Case("large", num_ps, num_workers, mode, lane="tcp", rate="200mbit")
+        for num_ps, num_workers, mode in (
+            (1, 1, "async"), (1, 2, "async"), (1, 3, "async"), (1, 2, "sync"), (2, 2, "async"), (2, 2, "sync"),
+        )
+    ),
+)  # fmt: skip
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,9 +242,34 @@ def run(case: Case, rep: int, seconds: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="paceline-plan-") as scratch:
         program = Program(script=SCRIPT, args=("--model", case.model))
         window_s = seconds / 2 if case.calibrates else seconds
-        ran = timed_run(program, case.flags, window_s, 1, Path(scratch) / "run")
+        folder = Path(scratch) / "run"
+        ran = (
+            over_cables(case, program, window_s, folder)
+            if case.rate
+            else timed_run(program, case.flags, window_s, 1, folder)
+        )
     found: dict[str, object] = msgspec.to_builtins(measured(case, rep, ran))
     return found
+
+
+def over_cables(case: Case, program: Program, seconds: float, folder: Path) -> Ran:
+    """As plan/calibrate.timed_run, every task in a host of its own."""
+    tasks = [f"ps:{i}" for i in range(case.num_ps)] + [f"worker:{i}" for i in range(case.num_workers)]
+    settings = {"mode": case.mode, "save_every": "none"}
+    timed = ["--run-dir", str(folder), "--seconds", f"{seconds:g}", "--warmup", "1"]
+    command = [
+        sys.executable, "-m", "paceline.lab.scripts.hosts_script", "--run-dir", str(folder), "--hosts", "/".join(tasks),
+        "--rate", case.rate, "--every", "--settings", json.dumps(settings),
+        "-m", "paceline.plan.timed_script", *timed, program.script, *program.args,
+    ]  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "cluster.json").write_text('{"ps": []}')  # the stopwatch need not look at a ps elsewhere
+    ended = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=seconds + START_S, check=False)
+    found = [msgspec.json.decode(path.read_bytes(), type=Timings) for path in sorted(folder.glob("timings-*.json"))]
+    if ended.returncode or len(found) != case.num_workers:
+        raise TrainingFailed(f"it ended with {ended.returncode}, and {len(found)} workers told what they measured")
+    summary = json.loads((folder / "summary.json").read_text())
+    return Ran(workers=found, ps=msgspec.convert(summary["ps"], list[PsReport]))
 
 
 def say(text: str) -> None:
@@ -231,7 +281,7 @@ def table(cases: list[Case], results: Results, seed: int) -> tuple[list[tuple[st
     lines, errors = [], []
     for case in cases:
         if not results.has(kind="calibration", model=case.model):
-            lines.append((case.model, case.topology.title, *[NONE] * (len(HEAD) - 2)))
+            lines.append((case.model, case.named, *[NONE] * (len(HEAD) - 2)))
             continue
         runs = results.runs(case)
         predicted = Simulation(case.topology, results.costs(case.model), Random(seed)).run()
@@ -248,7 +298,7 @@ def table(cases: list[Case], results: Results, seed: int) -> tuple[list[tuple[st
 def line(
     case: Case, predicted: Prediction, runs: list[Measured], error: float | None, step_ms: float, samples: float
 ) -> tuple[str, ...]:
-    title = case.topology.title + (" (calibrates)" if case.calibrates else "")
+    title = case.named + (" (calibrates)" if case.calibrates else "")
     if not runs or error is None:
         blank = [NONE] * 8
         return (case.model, title, f"{predicted.step_ms:.3g}", *blank)
@@ -269,6 +319,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     cases = [case for case in CASES if asked.only in case.title]
+    if why := lacking():
+        say(f"Those with a cable are left out: hosts are network namespaces here, and {why}.")
+        cases = [case for case in cases if not case.rate]
     request = f"{asked.seconds:g} s a run"
     try:
         results = Results(asked.out, provenance("plan", Amounts(reps=asked.reps), time.time(), request))

@@ -47,7 +47,33 @@ def test_peers_get_an_environment_of_their_own() -> None:
     assert "make peers " in said and "paceline lab run peers" in said
     command = ["make", "-n", "-B", "peers"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (install,) = [line for line in told.splitlines() if "pip install" in line]
-    assert install.startswith(".venv-peers/bin/python") and install.endswith("-r bench/peers/requirements.txt")
-    assert "touch .venv-peers/.installed" in told, "the lab takes it only when it is complete"
+    assert ".venv-peers/bin/python -m pip install" in told and "-c bench/peers/requirements.txt" in told
     assert ".venv-peers/" in (ROOT / ".gitignore").read_text().split()
+
+
+@pytest.mark.parametrize("broken", ["", "ray", "numpy"])
+def test_a_peer_that_does_not_install_takes_none_of_the_others_with_it(broken: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    requirements = tmp_path / "bench" / "peers" / "requirements.txt"
+    requirements.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "bench" / "peers" / "requirements.txt", requirements)
+    python = tmp_path / ".venv-peers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        '#!/bin/sh\nfor last; do :; done\necho $last >> asked\ncase $last in "$BROKEN"==*) exit 1;; esac\n'
+    )
+    python.chmod(0o755)
+
+    def made() -> tuple[int, str, list[str]]:
+        (tmp_path / "asked").write_text("")
+        environ = {**os.environ, "BROKEN": broken}
+        done = subprocess.run(["make", "peers"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout, [line.partition("=")[0] for line in (tmp_path / "asked").open()]
+
+    every = ["numpy", "ray", "tensorflow-cpu", "torch"]
+    code, said, asked = made()
+    assert (code == 0, asked) == (broken != "numpy", ["numpy"] if broken == "numpy" else every)
+    assert ("Not installed: ray==" in said) is (broken == "ray")
+    is_taken = (tmp_path / ".venv-peers" / ".installed").exists()
+    assert is_taken is (broken != "numpy"), "the lab takes what is there"
+    assert made()[2] == ([] if not broken else asked), "what is missing is tried again"

@@ -8,17 +8,23 @@ the model), with the options that its documentation recommends for speed where t
 the buckets, and the graph is static. (The model has no buffers, so none are broadcast.)
 """
 
+from __future__ import annotations  # names of a PyTorch that may be missing
+
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import speaking
-import torch
-import torch.distributed as dist
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch_model import arrays, model_of_document_000
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+    from torch_model import arrays, model_of_document_000
+except ImportError:
+    torch = None
 
 
 def trainer(ddp: DistributedDataParallel, folder: Path | None) -> Callable[[int], None]:
@@ -39,7 +45,7 @@ def trainer(ddp: DistributedDataParallel, folder: Path | None) -> Callable[[int]
 
 def main() -> None:
     args = speaking.options(__doc__).parse_args()
-    if not (dist.is_available() and dist.is_gloo_available()):
+    if torch is None or not (dist.is_available() and dist.is_gloo_available()):
         speaking.missing("A PyTorch with gloo")
         return
     say = speaking.take_stdout()

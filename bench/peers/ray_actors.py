@@ -9,6 +9,8 @@ arrays are one flat vector, and a worker calls the ps itself and takes the new p
 no third process has to wake up in every step (--driver: it does, as in the example).
 """
 
+from __future__ import annotations  # names of a PyTorch that may be missing
+
 import argparse
 import os
 import secrets
@@ -17,15 +19,15 @@ from collections.abc import Callable
 
 import numpy as np
 import speaking
-import torch
-from torch.nn import functional
-from torch_model import flatten, model_of_document_000
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
 try:
     import ray
+    import torch
+    from torch.nn import functional
+    from torch_model import flatten, model_of_document_000
 except ImportError:
     ray = None
 STORE_BYTES = 200_000_000
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--driver", action="store_true", help="the driver carries gradients, as in Ray's example")
     args = parser.parse_args()
     if ray is None:
-        speaking.missing("Ray")
+        speaking.missing("Ray, or the PyTorch that its workers need,")
         return
     say = speaking.take_stdout()
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}

@@ -10,20 +10,22 @@ the others: each push is applied when it comes. At its best: tensors come back, 
 flat vector, because TensorPipe's cost is one a tensor; and no distributed autograd, which would record every call.
 """
 
+from __future__ import annotations  # names of a PyTorch that may be missing
+
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import speaking
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
-from torch_model import arrays, flatten, model_of_document_000
 
 try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
     from torch.distributed import rpc
-except ImportError:  # a build without it
+    from torch.nn import functional
+    from torch_model import arrays, flatten, model_of_document_000
+except ImportError:  # or a build without RPC
     rpc = None
 
 

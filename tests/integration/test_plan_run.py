@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from processes import Process, Processes
 
-from paceline.plan.calibrate import num_cores
+from paceline.cluster.cores import usable_cores
 from paceline.plan.costs import Costs
 
 pytestmark = pytest.mark.timeout(150)  # a loaded machine takes long to start tasks
@@ -31,7 +31,7 @@ while True:
 
 def plan(processes: Processes, script: Path, *flags: object) -> Process:
     """With all cores for one task there is no crowd: one run calibrates."""
-    return processes.paceline("plan", "--seconds", "0.4", "--threads", num_cores(), *flags, script)
+    return processes.paceline("plan", "--seconds", "0.4", "--threads", usable_cores(), *flags, script)
 
 
 def test_a_script_that_never_ends_is_calibrated_and_planned(processes: Processes, tmp_path: Path) -> None:

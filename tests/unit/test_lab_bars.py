@@ -134,6 +134,12 @@ def test_short_is_refused_where_nothing_is_short() -> None:
         checked(Request(matrix="budget", is_short=True))
     with pytest.raises(UsageError, match="accuracy is whole runs: --reps and --steps"):
         checked(Request(matrix="accuracy", reps=3))
+    with pytest.raises(UsageError, match="watch is whole runs: --reps and --steps"):
+        checked(Request(matrix="watch", reps=3, steps=3))
+    with pytest.raises(UsageError, match="must be at least 1"):
+        checked(Request(matrix="watch", reps=0))
+    with pytest.raises(UsageError, match="slow-link is not repeated over seeds; take --reps 3"):
+        checked(Request(matrix="slow-link", seeds=3))
 
 
 def test_gradients_are_summed_in_order_and_divided_once() -> None:
@@ -160,7 +166,15 @@ def budget_run(
 
 def test_the_documents_own_share_is_within_the_bars() -> None:
     (line,) = budget.verdict_lines([budget_run((8085, 1915))] * 3)
-    assert line == ("1 ps + 2 workers", "3", "3 of 3", "4.22 : 1", "1075.00", "within the bars")
+    assert line == ("1 ps + 2 workers", "3", "3 of 3", "4.22 : 1", "0.00", "1075.00", "0.00", "within the bars")
+
+
+def test_how_far_the_runs_of_a_budget_are_apart_is_told() -> None:
+    (line,) = budget.verdict_lines([budget_run((8000, 2000)), budget_run((8085, 1915), (1100.0, 1150.0))])
+    told = dict(zip(budget.VERDICTS.columns, line, strict=False))
+    assert (told["spread of share"], told["spread of it"]) == ("0.22", "50.00")
+    (alone,) = budget.verdict_lines([budget_run((8000, 2000))])
+    assert alone[4] == alone[6] == "-", "one run is not apart from itself"
 
 
 @pytest.mark.parametrize(

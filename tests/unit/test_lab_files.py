@@ -10,7 +10,7 @@ from paceline.cli.lab import KNOWN
 from paceline.cli.main import main as cli
 from paceline.cluster.toml_text import line_of
 from paceline.errors import EXIT_USAGE, UsageError
-from paceline.lab import MATRICES, axes
+from paceline.lab import MATRICES, SEEDED, axes
 from paceline.lab.cells import Cell, Finished, Staleness, Worker
 from paceline.lab.matrices import peers as peers_matrix
 from paceline.lab.matrices import scale, user_file, user_matrix
@@ -413,19 +413,26 @@ def test_set_restricts_a_built_in_matrix() -> None:
 def test_seeds_of_built_in_matrices() -> None:
     seeds = {cell.seed for cell in chosen(Request(matrix="accuracy", seeds=2))[0].tables[0].cells}
     assert seeds == {1, 2}
-    repeated = {
-        name for name in MATRICES if axes.seeds_of(c for table in MATRICES[name](False).tables for c in table.cells)
-    }
-    assert repeated == set(axes.SEEDED)
+    assert {name for name in MATRICES if seeds_of(MATRICES[name](False))} == set(SEEDED)
+    for name in SEEDED:
+        three = chosen(Request(matrix=name, seeds=3, is_quick=True))[0]
+        assert seeds_of(three) == {1, 2, 3}, "the two flags go together"
+        assert len(set(three.titles)) == len(three.titles)
+        assert seeds_of(chosen(Request(matrix=name, is_quick=True))[0]) == {1}
+    assert seeds_of(chosen(Request(matrix="accuracy", seeds=7, is_short=True))[0]) == set(range(1, 8))
     assert {cell.seed for cell in chosen(Request(matrix="cards", seeds=1))[0].tables[0].cells} == {1}
     for matrix, count, told in (
-        ("accuracy", 9, "--seeds is 9, and accuracy has 5: 1, 2, 3, 4, 5."),
         ("accuracy", 0, "--seeds is 0; it must be at least 1."),
-        ("modes", 2, "modes is not repeated over seeds; --seeds is for accuracy, budget, cards, seeds and TOML files."),
+        ("modes", 2, "modes is not repeated over seeds; its rows are measured side by side: take --reps 2 (--seeds is"),
+        ("links", 2, "links is not repeated over seeds; run it again instead (--seeds is for accuracy, budget, seeds,"),
         ("soak", 2, "A soak is one run: --set and --seeds"),
     ):
         with pytest.raises(UsageError, match=re.escape(told)):
             cli_like(Request(matrix=matrix, seeds=count))
+
+
+def seeds_of(matrix: Matrix) -> set[int]:
+    return set(axes.seeds_of(cell for table in matrix.tables for cell in table.cells))
 
 
 def cli_like(request: Request) -> None:
@@ -447,6 +454,18 @@ def test_the_axes_of_every_matrix_can_be_set(name: str) -> None:
             few = axes.restricted(matrix, {axis: [value]})
             assert axes.axes_of(few).get(axis) is None, "one value is left, and that of all lines that have the axis"
             assert axes.clusters(few) and len(few.titles) < len(matrix.titles)
+
+
+def test_watch_can_be_restricted_to_a_model_a_size_of_data_and_a_division() -> None:
+    asked = ("data=small", "model=large", "division=beside,apart", "algorithm=autoencoder")
+    (table,) = chosen(Request(matrix="watch", sets=asked))[0].tables
+    assert [cell.labels[1:] for cell in table.cells] == [
+        ("small (20000)", "large", "ps beside worker 0"), ("small (20000)", "large", "ps apart"),
+    ]  # fmt: skip
+    (table,) = chosen(Request(matrix="scale", sets=("load=1 kB", "workers=1", "ps=1")))[0].tables
+    assert [cell.labels[:2] for cell in table.cells] == [("1 kB", lane) for lane in scale.LANES]
+    with pytest.raises(UsageError, match="no line of watch has data=smal; did you mean 'small'"):
+        chosen(Request(matrix="watch", sets=("data=smal",)))
 
 
 def test_values_that_no_line_has_at_once_are_refused() -> None:

@@ -108,7 +108,14 @@ def test_a_seeds_line_and_the_means_have_the_document_beside_them() -> None:
     assert lines["4"]["off"] == "+0.0500" and lines["4"][REMARK].startswith("OVER THE BAR: the mean is 0.0500 off")
     assert (lines["4"]["over single"], lines["4"]["document's"]) == ("1.50", "4.12")
     assert lines["0, x 200"]["accuracy"] == "0.8100" and lines["0, x 300"]["off"] == "+0.0000"
-    assert lines["0"][REMARK] == "within the bars (1 of 5 seeds)"
+    assert lines["0"][REMARK] == "within the bars (1 of 5 seeds)" and lines["0"]["spread"] == "-"
+
+
+def test_means_over_the_seeds_have_their_spread() -> None:
+    cells = [cell for cell in seeds.matrix(True, 2).tables[0].cells if cell.labels[1] == SINGLE.title]
+    both = zip(cells, [learned(0.73, 0.81, 0.83), learned(0.71, 0.80, 0.83)], strict=True)
+    lines = _verdicts([(cell, told(each)) for cell, each in both])
+    assert [line[3:5] for line in lines] == [("0.7200", "0.0200"), ("0.8050", "0.0100"), ("0.8300", "0.0000")]
 
 
 def _verdicts(ended: list[tuple[Cell, Finished]]) -> list[tuple[str, ...]]:
@@ -230,7 +237,7 @@ def test_cards_tells_time_to_score_beside_throughput() -> None:
     assert (line["samples/s"], line["on"], line[REMARK]) == ("320", "/cpu:0", "")
     lines = {line[0]: line for line in cards.verdict_lines(ended)}
     assert lines["two devices, towers of one process"][1:] == (
-        "1 of 1", "2.00", "4.00", "C25 holds: more than three times sooner; one run",
+        "1 of 1", "2.00", "-", "4.00", "-", "C25 holds: more than three times sooner; one run",
     )  # fmt: skip
     noisy = cards.verdict_lines([ended[0], (two, told(curve(2.0, seconds=2.5)))])[1]
     assert noisy[-1] == "too noisy to say: 2 devices cannot do 4.00 times the samples; one run"
@@ -238,6 +245,16 @@ def test_cards_tells_time_to_score_beside_throughput() -> None:
     assert cards.verdict_lines([(one, told(curve(8.0))), (two, told(curve(None)))])[1][-1] == (
         "C25: no score to compare; one run"
     )
+
+
+def test_cards_says_how_far_its_seeds_are_apart() -> None:
+    cells = cards.matrix(True, 2).tables[0].cells
+    ones, twos = (
+        [c for c in cells if c.labels[0] == title] for title in (cards.ONE, "two devices, towers of one process")
+    )
+    both = zip([*ones, *twos], [curve(8.0), curve(8.0), curve(4.0, 5.0), curve(6.0, 4.0)], strict=True)
+    line = cards.verdict_lines([(cell, told(each)) for cell, each in both])[1]
+    assert line[1:6] == ("2 of 2", "2.25", "0.50", "1.60", "0.25")
 
 
 def test_cards_has_one_device_two_devices_two_machines() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.lab.results import limits
+from paceline.lab.results.cables import Cable
 from paceline.lab.results.facts import Facts, PsFacts, Split, WorkerFacts
 from paceline.lab.results.limits import verdict
 from paceline.telemetry.limit import Limit
@@ -45,6 +46,33 @@ def test_a_full_link_is_the_limit_before_compute() -> None:
     assert told.limit is Limit.LINK and "80 % of what tcp carries" in str(told)
     below = verdict(Facts(workers=(COMPUTING,), ps=(CALM,), link_share=limits.LINK_FULL - 0.01))
     assert below.limit is Limit.COMPUTE
+
+
+FULL = Cable(rate="10 Mbit/s", share=0.9, behind=("worker:1",))
+
+
+@pytest.mark.parametrize(
+    ("wait_share", "said", "advised"),
+    [(0.8, "and the others wait 80 %", "does not wait for it"), (0.05, "hardly wait", "for whoever is behind it")],
+)
+def test_a_full_cable_between_hosts_is_the_limit_however_few_steps_it_let_through(
+    wait_share: float, said: str, advised: str
+) -> None:
+    near, far = worker(0, wait_share, compute_ms=1.0, wait_ms=9.0), worker(1, exchange_ms=500.0)
+    told = verdict(Facts(workers=(near, far), ps=(CALM,), num_steps=11, cable=FULL))
+    assert told.limit is Limit.LINK and "the cable of 10 Mbit/s busy 90 % of the time, on the way to worker:1" in str(
+        told
+    )
+    assert said in str(told) and advised in str(told)
+    room = Cable(rate="10 Mbit/s", share=limits.LINK_FULL - 0.01, behind=("worker:1",))
+    assert verdict(Facts(workers=(near, far), ps=(CALM,), cable=room)).limit is not Limit.LINK
+
+
+@pytest.mark.parametrize(("share", "limit"), [(0.8, Limit.CLIENT), (0.3, Limit.COMPUTE)])
+def test_an_in_graph_client_is_the_limit_where_its_workers_wait_for_it(share: float, limit: Limit) -> None:
+    joined = tuple(WorkerFacts(name=f"worker:{n}") for n in range(3))
+    told = verdict(Facts(workers=joined, client_share=share))
+    assert told.limit is limit and ("80 % of a step" in str(told) or "waits 70 % of a step" in str(told))
 
 
 def test_a_step_that_reads_data_is_limited_by_its_feeder() -> None:
@@ -101,6 +129,18 @@ def test_how_busy_a_ps_is_says_what_another_one_would_bring(busy: float, said: s
     unsplit = WorkerFacts(name="worker:0", step_ms=1.0)
     told = verdict(Facts(workers=(unsplit,), ps=(PsFacts(name="ps:0", busy_share=busy),)))
     assert told.limit is Limit.UNKNOWN and said in str(told)
+
+
+@pytest.mark.parametrize(("busy", "said"), [(None, "would not"), (0.19, "would not"), (0.3, "save at most 15 %")])
+@pytest.mark.parametrize(
+    "parts", [{"compute_ms": 5.1, "exchange_ms": 4.9}, {"compute_ms": 4.9, "exchange_ms": 5.1, "data_ms": 6.0}]
+)
+def test_another_ps_is_judged_by_how_busy_this_one_is_whatever_the_limit(
+    parts: dict[str, float], busy: float | None, said: str
+) -> None:
+    told = verdict(Facts(workers=(worker(**parts),), ps=(PsFacts(name="ps:0", busy_share=busy),)))
+    assert told.limit in (Limit.COMPUTE, Limit.FEEDER)
+    assert f"; a second ps would {said.removeprefix('would ')}" in told.advice
 
 
 def test_a_run_that_was_mostly_its_start_says_so_first() -> None:

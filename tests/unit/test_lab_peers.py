@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -15,9 +16,10 @@ import pytest
 from paceline.lab.matrices import peers
 from paceline.lab.measuring import starting
 from paceline.lab.measuring.processes import Group, Process, Times
-from paceline.lab.measuring.starting import find_peer, peers_python
+from paceline.lab.measuring.starting import Starter, find_peer, peers_python, peers_versions
 from paceline.lab.scenario import Kind, Measured, Pair, Segment, groups, of_group, only, plan
 from paceline.lab.scripts.start_script import imports
+from paceline.launchers.ports import Reserved
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "bench" / "peers"
@@ -41,9 +43,23 @@ def test_the_matrix_is_whole() -> None:
 def test_what_the_bars_compare_is_measured_together_and_without_restless_neighbours() -> None:
     together = {row.title for row in MATRIX.rows if row.group == peers.BARS}
     compared = {title for bar in peers.RATIO_BARS for title in (bar.ours, bar.theirs)}
-    assert compared | {peers.AA} == together
+    assert compared | {peers.AA, peers.TF_SYNC} == together
     kinds = {each.what for each in of_group(MATRIX, peers.BARS)}
     assert kinds == {"", "tensorflow_graph", "ddp_gloo"}
+
+
+def test_sync_of_tensorflow_is_a_peer_beside_its_own_single_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = [each for each in MATRIX.rows if each.title == peers.TF_SYNC]
+    assert row.beside == peers.TF_SINGLE and ("2 workers, sync", peers.SYNC, peers.TF_SYNC) in peers.PAIRS
+    started: list[Sequence[str]] = []
+    monkeypatch.setattr(starting, "Process", lambda name, command, *args, **named: started.append(command))
+    with Reserved() as ports:
+        starter = Starter(tmp_path, tmp_path, 0, ports)
+        for name in (peers.TF_SYNC, peers.TF_ASYNC):
+            starter.start(next(each for each in MATRIX.scenarios if each.name == name), Group())
+    assert ["--sync" in command for command in started] == [True] * 3 + [False] * 3
 
 
 def test_peers_have_the_versions_that_we_are_tested_with() -> None:
@@ -179,15 +195,52 @@ def test_peers_run_in_their_own_environment_once_it_is_complete(
     assert peers_python() == sys.executable, "half of an environment"
     (programs.parent / ".installed").touch()
     assert peers_python() == str(programs / "python")
+    places = tmp_path / ".venv-peers" / "lib" / "python3.11" / "site-packages"
+    for name, version in (("ray", "2.60.0"), ("tensorflow_cpu", "2.20.0")):  # as their wheels spell them
+        told = places / f"{name}-{version}.dist-info" / "METADATA"
+        told.parent.mkdir(parents=True)
+        told.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    found = {"ray of the peers": "2.60.0", "tensorflow-cpu of the peers": "2.20.0"}
+    assert peers_versions(["ray", "tensorflow-cpu", "torch"]) == found
 
 
-def test_a_peer_that_is_not_installed_says_how_to_get_it(tmp_path: Path) -> None:
-    (tmp_path / "tensorflow.py").write_text("raise ImportError\n")
-    command = [sys.executable, str(FOLDER / "tensorflow_strategy.py")]
+@pytest.mark.parametrize(
+    ("script", "package", "told"),
+    [
+        ("tensorflow_graph", "tensorflow", "TensorFlow"),
+        ("tensorflow_strategy", "tensorflow", "TensorFlow"),
+        ("ddp_gloo", "torch", "A PyTorch with gloo"),
+        ("torch_rpc", "torch", "A PyTorch with RPC"),
+        ("ray_actors", "ray", "Ray, or the PyTorch that its workers need,"),
+        ("ray_actors", "torch", "Ray, or the PyTorch that its workers need,"),
+    ],
+)
+def test_a_peer_that_is_not_installed_says_how_to_get_it(script: str, package: str, told: str, tmp_path: Path) -> None:
+    for name in {"ray", package}:  # if Ray is there or not, the other one is missing
+        content = "raise ImportError\n" if name == package else ""
+        (tmp_path / f"{name}.py").write_text(content)
+    command = [sys.executable, str(FOLDER / f"{script}.py")]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == {"missing": "TensorFlow is not installed; make peers"}
+    assert json.loads(done.stdout) == {"missing": f"{told} is not installed; make peers"}
+
+
+def test_a_worker_of_tensorflow_in_sync_counts_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice it has the other's token: a call more, and none that the other one is not there for."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setitem(sys.modules, "tensorflow.compat.v1", None)  # it is not needed for this
+    import tensorflow_graph
+
+    tokens = iter([1, 1, 2, 2, 3, 4, 5])
+    session = SimpleNamespace(make_callable=lambda step, feed_list: lambda *fed: next(tokens))
+    data = (np.zeros((5, 784), np.float32), np.zeros(5, np.int64))
+    monkeypatch.setattr(tensorflow_graph.speaking, "load", lambda folder: data)
+    train = tensorflow_graph.trainer(session, None, [], SimpleNamespace(data=None, task=0, sync=True))
+    train(2)
+    assert next(tokens) == 2, "three calls for two updates"
+    train(2)
+    assert next(tokens) == 5, "the next order begins where the last one ended"
 
 
 def test_a_peer_that_trains_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,16 @@ from paceline.lab.results.limits import verdict
 from paceline.lab.scripts.watched import Watched
 from paceline.telemetry.limit import Limit
 
-COMMITTED = sorted(Path(__file__).parents[2].glob("docs/results/*.jsonl"))
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+COMMITTED = sorted(RESULTS.glob("*.jsonl"))
 ORIGIN = {
     "kind": "provenance", "matrix": "mine", "date": "2026-11-16T02:00:00+0000", "paceline": "0.1.0", "commit": "a" * 40,
     "is_changed": False, "torch": "2.13.0", "python": "3.11.7", "system": "Linux", "cpu": "EPYC", "cores": 2,
     "load": [0, 0, 0], "settings": {"reps": 7, "seed": 0},
 }  # fmt: skip
 FIRST = "2 workers"
+CARRIED = {"carrier_bytes": 40_000_000}
+SOCKET = {"kind": "segment", "repetition": 0, "at": 0, "scenario": "raw socket", "us": [80_000.0]}  # 1 GB/s
 
 
 def cell(title: str = FIRST, line: Mapping[str, str] | None = None, **more: object) -> dict[str, object]:
@@ -135,12 +138,36 @@ def test_utilisation_in_a_line_becomes_facts(tmp_path: Path) -> None:
         "tasks": [{"name": "worker:0", "cpu_cores": 0.9}, {"name": "ps:0", "cpu_cores": 0.2, "net": None}],
         "pairs": [pair],
     }
-    result = reading.read(write(tmp_path / "results.jsonl", cell(**more)))
+    result = reading.read(write(tmp_path / "results.jsonl", cell(**more), SOCKET, settings=CARRIED))
     known = facts.facts(result, result.cells[0])
     assert known.used_cores == pytest.approx(1.1) and known.machine_cores == 2
     assert known.ps[0].busy_share == pytest.approx(0.1)
-    assert known.link_share == pytest.approx(0.2), "680 MB in a second, of what loopback carries"
+    assert known.link_share == pytest.approx(0.68), "680 MB in a second, of what loopback carries"
     assert verdict(known).limit is Limit.COMPUTE
+    alone = reading.read(write(tmp_path / "alone.jsonl", cell(**more)))
+    assert facts.facts(alone, alone.cells[0]).link_share is None, (
+        "what a socket carries on that machine nobody measured"
+    )
+
+
+def test_a_cable_whose_rate_is_known_is_told_by_the_bytes_that_crossed_it() -> None:
+    known = reading.read(RESULTS / "slow-link-20261116-quick.jsonl")
+    told = {each.title: facts.facts(known, each) for each in known.cells}
+    assert told["sync, free, 1"].cable is None, "of a cable that nobody limited nothing is known"
+    slow = told["sync, 10mbit, 1"].cable
+    assert slow is not None and (slow.rate, slow.behind) == ("10 Mbit/s", ("worker:2",)) and slow.share > 0.9
+    assert {verdict(each).limit for title, each in told.items() if "10mbit" in title} == {Limit.LINK}
+    limited = reading.read(RESULTS / "links-20261116-limited.jsonl")
+    ((name, words),) = (pair for section in telling.sections(limited) for pair in section.words)
+    assert name.endswith("100 Mbit/s") and words.startswith("Link limits: the bytes keep the cable of 100 Mbit/s busy")
+
+
+def test_the_share_of_an_in_graph_client_is_known_from_its_parts(tmp_path: Path) -> None:
+    client_us = {"pick": 100.0, "send": 300.0, "wait": 200.0, "update": 400.0}
+    line = cell(workers=[{"index": 0}, {"index": 1}], ps=[], told={"points": [], "client_us": client_us})
+    result = reading.read(write(tmp_path / "results.jsonl", line))
+    assert facts.facts(result, result.cells[0]).client_share == pytest.approx(0.8)
+    assert telling.limits(result, result.cells)[0][1].startswith("Client limits: it is busy 80 % of a step")
 
 
 # --- what went on, what was tried again -------------------------------------------------------------------------------
@@ -252,6 +279,20 @@ def test_tasks_cards_and_pairs_are_lines_of_the_spreadsheet(tmp_path: Path) -> N
     assert {(row["title"], row["seed"], row["cpu"]) for row in lines.values()} == {(FIRST, "3", "EPYC")}
 
 
+@pytest.mark.parametrize(
+    ("name", "seeds", "repetitions"),
+    [
+        ("seeds-20261116-quick", "1", "1"),
+        ("seeds-20261116-two-hosts-2-workers", "1; 2; 3; 4; 5", "1"),
+        ("slow-link-20261116-quick", "", "1"),
+        ("overhead-20261116", "", "7"),
+    ],
+)
+def test_the_spreadsheet_says_which_seeds_and_how_many_repetitions(name: str, seeds: str, repetitions: str) -> None:
+    rows = list(csv.DictReader(flat.as_csv(reading.read(RESULTS / f"{name}.jsonl")).splitlines()))
+    assert {(row["seeds"], row["repetitions"]) for row in rows} == {(seeds, repetitions)}
+
+
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
@@ -274,10 +315,10 @@ def test_a_watched_run_is_not_taken_to_have_trained_from_its_first_process_on(tm
 def test_how_long_a_script_trained_that_tells_nothing_is_the_mean_step_not_the_median(tmp_path: Path) -> None:
     split = {"data": 0.4, "compute": 0.3, "exchange": 0.3, "wait": 0.5}
     worker = {"index": 0, "steps": 80, "step_ms": {"median": 0.6, "p95": 4.9}, "waited_s": 0.06, "split_ms": split}
-    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 204 * 10**6, "pulled_bytes": 0}
+    pair = {"worker": "worker:0", "ps": "ps:0", "lane": "tcp", "pushed_bytes": 60 * 10**6, "pulled_bytes": 0}
     ps = [{"index": 0, "updates": 80, "apply_ms": 0.45}]
     line = cell(workers=[worker], ps=ps, pairs=[pair], tasks=[{"name": "ps:0", "cpu_cores": 0.01}], wall_s=3.5)
-    result = reading.read(write(tmp_path / "results.jsonl", line))
+    result = reading.read(write(tmp_path / "results.jsonl", line, SOCKET, settings=CARRIED))
     known = facts.facts(result, result.cells[0])
     assert facts.trained_s(result.cells[0]) == pytest.approx(0.12)
     assert known.ps[0].busy_share == pytest.approx(0.3) and known.workers[0].wait_share == pytest.approx(0.5)

@@ -89,7 +89,7 @@ def test_a_report_is_one_page_that_fetches_and_runs_nothing(tmp_path: Path) -> N
     assert NASTY in seen.text, "what was named is shown as it was written"
     assert f"failed: it said {NASTY}" in seen.text and "limits" in seen.text
     names = {path.stem.rpartition("-")[2] for path in (tmp_path / "run" / "pictures").glob("*.svg")}
-    assert names == {"time", "updates", "scaling", "step", "staleness", "cpu", "memory", "gpu", "network"}
+    assert names == {"time", "updates", "scaling", "efficiency", "step", "staleness", "cpu", "memory", "gpu", "network"}
     assert {path.stem for path in page.parent.glob("pictures/*.svg")} == {
         path.stem for path in page.parent.glob("pictures/*.png")
     }
@@ -161,6 +161,7 @@ def test_a_watched_run_is_drawn_over_time() -> None:
         ("accuracy-20261116", {"epoch", "updates"}),
         ("in-graph-20261116", {"ratios", "parts"}),
         ("modes-slowed-20261115", {"time", "updates"}),
+        ("scale-20261116-quick", {"pushes"}),
         ("soak-20261115", set()),
     ],
 )
@@ -178,6 +179,74 @@ def test_epochs_stand_beside_the_documents() -> None:
     measured, document = bars.groups
     at = bars.categories.index("1 ps + 2 workers, async")
     assert document.values[at] == 5.45 and 0 < (measured.values[at] or 0) < 5.45
+
+
+QUICK = "seeds-20261116-quick"  # as it was written before its scripts told their course and their batch
+
+
+def drawn(name: str, what: str) -> Lines | Bars:
+    made = series.pictures(reading.read(RESULTS / f"{name}.jsonl"))
+    return next(each for each in made if each.name.endswith(what))
+
+
+def test_epochs_of_a_quick_run_are_compared_as_ratios_on_two_hosts_too() -> None:
+    made = series.pictures(reading.read(RESULTS / f"{QUICK}.jsonl"))
+    assert not any(each.title.startswith("Time of an epoch") for each in made), "55 batches beside 550"
+    bars = drawn(QUICK, "epoch-over-single")
+    assert isinstance(bars, Bars)
+    document = dict(zip(bars.categories, bars.groups[1].values, strict=True))
+    assert document["two hosts: 1 ps + 2 workers, async"] == pytest.approx(5.2 / 1.3)
+    assert document["two hosts: 1 ps + 3 workers, async"] == pytest.approx(18.1 / 3 / 1.3)
+    assert document["two hosts: 1 ps + 2 workers, sync"] is None and bars.mark == 1.0
+    assert "single process" not in bars.categories
+
+
+def test_samples_a_second_are_known_from_steps_batch_and_time() -> None:
+    scaling, efficiency = drawn(QUICK, "scaling"), drawn(QUICK, "efficiency")
+    assert isinstance(scaling, Lines) and isinstance(efficiency, Lines)
+    assert [line.label for line in scaling.lines] == ["1 ps, async", "1 ps, sync"]
+    one = 100 / (1.024253479263941 + 0.18150639510052066 + 0.07104136854468379) * 1e3
+    assert [line.x for line in scaling.lines] == [(1.0, 2.0)] * 2 and scaling.lines[1].y[0] == pytest.approx(one)
+    assert efficiency.lines[0].y == (1.0, pytest.approx(scaling.lines[0].y[1] / (2 * one)))
+
+
+def test_a_script_that_tells_its_course_is_drawn_against_time_and_updates() -> None:
+    course = [{"at_s": float(n), "updates": 10 * n, "accuracy": 0.1 * n} for n in (1, 2, 3)]
+    end = {"updates": 30, "accuracy": 0.3, "digest": "x"}
+    told = msgspec.Raw(msgspec.json.encode({"points": [end], "course": course}))
+    cell = Measured(table="t", title="a", command=(), line={}, told=told)
+    against = {each.name: each for each in series.pictures(Result(path=Path("x"), origins=[], cells=[cell]))}
+    time, updates = against["t-accuracy-time"], against["t-accuracy-updates"]
+    assert isinstance(time, Lines) and time.lines[0].x == (1.0, 2.0, 3.0)
+    assert isinstance(updates, Lines) and updates.lines[0].x == (10.0, 20.0, 30.0)
+
+
+def test_a_process_alone_stands_beside_the_runs_of_each_number_of_workers() -> None:
+    told = msgspec.Raw(b'{"course": [{"at_s": 1.0, "updates": 1, "accuracy": 0.1}]}')
+    alone = Measured(table="t", title="alone", command=(), line={}, told=told)
+    many = [
+        Measured(table="t", title=f"run {n}", command=(), line={}, told=told, workers=[Worker(index=0)] * (1 + n % 2))
+        for n in range(10)
+    ]
+    made = series.pictures(Result(path=Path("x"), origins=[], cells=[alone, *many]))
+    crowds = {each.title: [line.label for line in each.lines] for each in made if isinstance(each, Lines)}
+    assert {title: labels[0] for title, labels in crowds.items() if " time: " in title} == {
+        "Accuracy against time: t, 1 worker": "alone", "Accuracy against time: t, 2 workers": "alone",
+    }  # fmt: skip
+    assert all(len(labels) == len(set(labels)) == 6 for labels in crowds.values())
+
+
+def test_pushes_of_null_workers_are_drawn_for_each_load_and_told_in_words() -> None:
+    picture = drawn("scale-20261116-quick", "1-MB-pushes")
+    assert isinstance(picture, Lines) and picture.is_doubled
+    assert [line.label for line in picture.lines] == ["shm, 1 ps", "shm, 2 ps", "tcp, 1 ps", "grpc, 1 ps"]
+    assert picture.lines[0].x == (1.0, 4.0, 16.0) and round(picture.lines[0].y[0]) == 4057
+    shown = CliRunner().invoke(app, ["lab", "show", str(RESULTS / "scale-20261116-quick.jsonl")]).output
+    text = " ".join(shown.split())
+    assert "1 MB, shm: With 1 ps more than 1 worker does not pay: at most 4037 pushes/s" in text
+    assert "a second ps pays: 1.26 times as many pushes/s" in text and "a second ps does not pay: 0.74 times" in text
+    page = report.page(reading.read(RESULTS / "scale-20261116-quick.jsonl"), [])
+    assert "With 1 ps more than 4 workers do not pay" in page and "the 2 cores of one machine" in page
 
 
 @pytest.mark.parametrize(

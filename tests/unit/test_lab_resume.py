@@ -12,14 +12,18 @@ from paceline.errors import EXIT_OK, EXIT_TRAINING, UsageError
 from paceline.lab import MATRICES, estimate
 from paceline.lab.cells import Cell, Finished, Table, Verdicts
 from paceline.lab.matrices import peers
+from paceline.lab.measuring import whole_runs
 from paceline.lab.measuring.processes import Times
 from paceline.lab.measuring.repetitions import useful
 from paceline.lab.progress import Progress
 from paceline.lab.results import flat, reading, telling
 from paceline.lab.results.kept import Kept, earlier, unfinished
+from paceline.lab.results.lines import Measured
 from paceline.lab.results.result import ResultFile, plan_of, provenance_of
 from paceline.lab.run import Request, main, measure, repetitions_left, told_kept
 from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, Segment, plan
+from paceline.telemetry.paths import RunPaths
+from paceline.telemetry.usage import TaskUse
 
 SCRIPT = """
 import json, pathlib, sys
@@ -139,11 +143,17 @@ def test_what_has_changed_in_a_request_is_said(tmp_path: Path) -> None:
         cells = tuple(msgspec.structs.replace(cell, **fields) for cell in table.cells)
         return msgspec.structs.replace(matrix, tables=(msgspec.structs.replace(table, cells=cells),))
 
+    def twice(matrix: Matrix) -> Matrix:
+        (table,) = matrix.tables
+        cells = tuple(msgspec.structs.replace(cell, repetition=at) for at, cell in enumerate(table.cells))
+        few = msgspec.structs.replace(table, cells=cells)
+        return msgspec.structs.replace(matrix, tables=(few,), amounts=Amounts(reps=2))
+
     first = runs(tmp_path, "a", "b")
     script = first.tables[0].cells[0].program[0]
     for number, (now, told) in enumerate(
         (
-            (msgspec.structs.replace(first, amounts=Amounts(reps=3)), "reps was 7, and is 3"),
+            (twice(first), "reps was 1, and is 2"),
             (change(first, seed=1, repetition=2), ""),
             (change(first, seed=1, limit_s=9.0), "seeds were none, and are 1"),
             (runs(tmp_path, "b"), "'a' was measured, and is not asked for"),
@@ -273,12 +283,57 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path: Path, capsys: pytest.Captur
     asked = Request(matrix="modes", only="2 of 3", is_dry=True, out=str(tmp_path / "out"))
     assert main(asked) == EXIT_OK
     printed = capsys.readouterr().out
-    assert "sync, 2 of 3, 3 workers  " in printed and "a guess: a quarter of its limit" in printed
-    assert "starting 3 scenarios" in printed and "a guess: 2 s a segment" in printed
+    assert "sync, 2 of 3, 3 workers  " in printed and "a guess: as on two quiet cores" in printed
+    assert "starting 3 scenarios" in printed and "a guess: 4 s each" in printed
     assert printed.splitlines()[-1].startswith("About ") and "nothing was started" in printed
     assert main(Request(matrix="soak", is_dry=True, out=str(tmp_path / "out"))) == EXIT_OK
     assert "its own plan" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+WORDS = {"half an hour": 30.0, "an hour": 60.0, "minute": 1.0, "minutes": 1.0, "min": 1.0, "s": 1 / 60}
+
+
+def documented(text: str) -> float:
+    """Minutes.
+
+    >>> documented("1 min 24 s"), documented("half an hour (5 seeds)")
+    (1.4, 30.0)
+    """
+    text = text.partition(" (")[0]
+    if text in WORDS:
+        return WORDS[text]
+    words = text.split()
+    return sum(float(count) * WORDS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_the_first_guess_is_within_twice_of_what_the_page_says(name: str) -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "lab_matrices.md"
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith(f"| `{name}` |")]
+    for is_quick, text in zip((True, False), line.split(" | ")[2:4], strict=True):
+        matrix = MATRICES[name](is_quick)
+        left = repetitions_left(matrix, Kept())
+        guessed = [*estimate.of_cells(matrix, []), *(estimate.of_rows(matrix, {}, left) if matrix.rows else [])]
+        assert all(each.source.startswith(estimate.GUESS) for each in guessed)
+        minutes = sum(each.seconds for each in guessed) / 60
+        assert documented(text) / 2 <= minutes <= 2 * documented(text), f"{text}, and {minutes:.1f} min guessed"
+
+
+def test_a_run_of_another_length_is_no_estimate_and_one_from_another_seed_is() -> None:
+    quick, whole = (MATRICES["seeds"](is_quick).tables[0].cells[0] for is_quick in (True, False))
+    other = msgspec.structs.replace(
+        quick, title="another", program=tuple("7" if word == "1" else word for word in quick.program)
+    )
+
+    def guess(cell: Cell, ran: Cell) -> estimate.Estimate:
+        told = Measured(table="", title=ran.title, labels=ran.labels, command=ran.command, line={}, seconds=3.0)
+        table = msgspec.structs.replace(MATRICES["seeds"](True).tables[0], cells=(cell,))
+        return estimate.of_cells(Matrix(name="seeds", tables=(table,)), [told])[0]
+
+    assert guess(whole, quick).source == estimate.USUAL
+    assert guess(quick, other) == estimate.Estimate(quick.title, 3.0, estimate.LIKE_IT)
+    assert guess(quick, quick) == estimate.Estimate(quick.title, 3.0, estimate.EARLIER)
 
 
 def test_a_dry_run_has_one_line_for_runs_that_differ_only_in_seed_or_repetition(
@@ -313,3 +368,19 @@ def test_estimates_come_from_what_was_measured(tmp_path: Path) -> None:
     )  # so many steps of a carrier, warm-up and all, of the row and of what is beside it
     assert (row.source, row.seconds) == (estimate.EARLIER, 7 * each) and start.source.startswith(estimate.GUESS)
     assert [each.source for each in estimate.of_rows(rows(7), us, [])] == [estimate.DONE]
+
+
+def test_what_telemetry_cost_is_said_once_where_tasks_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = iter([0.93, 1.62])
+
+    def left(paths: RunPaths, is_alone: bool) -> Finished:
+        return Finished(
+            tasks=[TaskUse(name="ps:0", telemetry_ms_per_s=next(costs))], told=msgspec.Raw(b'{"said": "x"}')
+        )
+
+    monkeypatch.setattr(whole_runs, "read", left)
+    assert measured(runs(tmp_path, "a", "b"), tmp_path / "out") == EXIT_OK
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Telemetry took")]
+    assert said == ["Telemetry took at most 1.62 ms of processor time a second of a task (ps:0 of b)."]

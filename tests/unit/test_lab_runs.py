@@ -13,16 +13,17 @@ import pytest
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING
-from paceline.lab import MATRICES
+from paceline.lab import MATRICES, estimate
 from paceline.lab.cells import Cell, Finished, Ps, Staleness, Table, Worker, flags
 from paceline.lab.matrices import apply, modes
 from paceline.lab.matrices.modes import accuracy_line, average_line
 from paceline.lab.measuring.processes import Failed
-from paceline.lab.measuring.whole_runs import check_memory
+from paceline.lab.measuring.whole_runs import WholeRuns, check_memory
 from paceline.lab.progress import Progress
+from paceline.lab.results.kept import Kept
 from paceline.lab.results.result import ResultFile
-from paceline.lab.run import measure
-from paceline.lab.scenario import Kind, Matrix, only
+from paceline.lab.run import measure, repetitions_left
+from paceline.lab.scenario import Amounts, Kind, Matrix, Row, Scenario, only
 from paceline.lab.scripts.curves import Averages, Curve, Point, jitter, spread
 from paceline.modes.spec import check
 from paceline.telemetry.records import StepMs
@@ -264,3 +265,50 @@ def test_interrupting_a_whole_run_leaves_nothing_running(tmp_path: Path) -> None
         assert lab.wait(timeout=30) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest
     assert not [process for process in started if process.is_running()]
+
+
+# --- how much is left -------------------------------------------------------------------------------------------------
+
+
+class Heard(Progress):
+    """Keeps every line that would be shown for a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def update(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_before_anything_is_measured_all_of_the_matrix_is_left_with_its_rows(tmp_path: Path) -> None:
+    matrix = modes.matrix(is_quick=True)
+    ahead = estimate.ahead(matrix, None, repetitions_left(matrix, Kept()))
+    results = ResultFile(tmp_path)
+    runs = WholeRuns(matrix, results, Heard(), ahead)
+    first, *others = (cell for table in matrix.tables for cell in table.cells)
+    runs._waiting = [cell.title for cell in others]
+    cells_s = sum(ahead.cells_s.values())
+    assert runs._left_s(first, 0.0) == pytest.approx(cells_s + ahead.rows_s) and ahead.rows_s > 10
+    assert runs._left_s(first, 1.0) == pytest.approx(cells_s + ahead.rows_s - 1)
+    runs._ended = [(10.0, 30.0)]
+    assert runs._left_s(first, 0.0) == pytest.approx(3 * cells_s + ahead.rows_s), "what was measured says more"
+    results.close()
+
+
+def test_what_is_left_of_rows_has_the_groups_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.lab.measuring.repetitions.IDLE_S", 0.01)
+    scenarios = [Scenario(name=name, kind=Kind.CARRIER, what="memcpy") for name in ("copy", "again")]
+    scenarios += [Scenario(name=name, kind=Kind.DRIVER, what="no_such_peer") for name in ("theirs", "alone")]
+    rows = (Row(title="A/A", scenario="again", beside="copy"),)
+    rows += (Row(title="theirs", scenario="theirs", beside="alone", group=1),)
+    amounts = Amounts(reps=2, steps=100, carrier_bytes=64_000)
+    matrix = Matrix(name="small", scenarios=tuple(scenarios), rows=rows, amounts=amounts, usual_step_us=1e5)
+    heard, results = Heard(), ResultFile(tmp_path)
+    measure(matrix, tmp_path, results, heard)
+    results.close()
+    assert heard.lines[0] == "small, part 1 of 2: starting 2 scenarios, about 1 min 22 s left"
+    (last,) = [line for line in heard.lines if "repetition 2 of 2" in line][-1:]
+    assert last == "small, part 1 of 2: repetition 2 of 2, copy, about 1 min 14 s left", (
+        "two starts of 4 s, and twice three segments of 110 steps of 0.1 s each"
+    )

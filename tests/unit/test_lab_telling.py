@@ -1,6 +1,7 @@
 """Results are told so that nobody is misled: in narrow terminals, of interrupted runs, of runs that are alike."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from io import StringIO
@@ -12,13 +13,16 @@ from typer.testing import CliRunner
 
 from paceline.cli import lab_results
 from paceline.cli.main import app
+from paceline.cluster import cores
 from paceline.errors import UsageError
-from paceline.lab import progress
+from paceline.lab import MATRICES, progress
 from paceline.lab.results import comparing, reading, report, series, telling
 from paceline.lab.results.lines import Result
+from paceline.lab.results.result import provenance_of
 from paceline.lab.results.telling import Section
 from paceline.lab.tables import drawn, is_drawable
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 COLUMNS = ("configuration", "runs", "epoch 1 s", "epoch s", "step ms", "samples/s", "whole run s", "remark")
 FIGURES = ("2", "0.098 (0.095-0.101)", "0.063 (0.048-0.078)", "0.674", "24956 (23026-26885)", "5.5 (5.2-5.8)")
 LONG = "1 ps + 2 workers, async, shm, hidden 16"
@@ -158,8 +162,28 @@ def test_settings_of_rows_are_not_told_of_whole_runs(tmp_path: Path) -> None:
         return dict(telling.provenance(reading.read(write(tmp_path, *lines, END, **origin)))).get("settings")
 
     segment = {"kind": "segment", "repetition": 0, "at": 0, "scenario": "alone", "us": [100.0]}
-    assert settings(*RUNS) == "reps 3" and "warmup_steps 50" in str(settings(segment))
-    assert settings(*RUNS, settings={"reps": 1, "steps": 300}) is None
+    assert settings(*RUNS) == "reps 2" and "warmup_steps 50" in str(settings(segment))
+    assert settings(*RUNS[:3:2], settings={"reps": 1, "steps": 300}) == "reps 2"
+
+
+@pytest.mark.parametrize("name", ["seeds-20261116-two-hosts-3-workers", "watch-20261116-quick", "soak-20261115"])
+def test_runs_that_ran_once_are_not_told_to_have_run_seven_times(name: str) -> None:
+    result = reading.read(RESULTS / f"{name}.jsonl")
+    assert "settings" not in dict(telling.provenance(result)) and result.origin.settings.get("reps") != 7
+
+
+@pytest.mark.parametrize(("name", "reps"), [("watch", 1), ("slow-link", 3), ("overhead", 7)])
+def test_a_new_result_says_how_often_its_cells_run(name: str, reps: int) -> None:
+    assert provenance_of(MATRICES[name](False), 0.0).settings.reps == reps
+
+
+def test_the_cores_of_a_result_are_those_of_the_containers_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert provenance_of(MATRICES["watch"](True), 0.0).cores == 1
 
 
 # --- interrupted runs -------------------------------------------------------------------------------------------------

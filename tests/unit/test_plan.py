@@ -252,6 +252,13 @@ def test_nobody_is_recommended_who_does_not_pay() -> None:
     assert len(told.head(plan)) == len(told.rows(plan)[0])
 
 
+def test_workers_that_do_not_pay_are_told_so_also_where_one_was_not_asked_for() -> None:
+    slow = parse_link("10Mbit/s,0us")
+    wanted = Wanted(workers=[4, 8], ps=[1], modes=["sync"], cores=ROOMY, link=slow)
+    plan = Planner(costs(compute_ms=1.0), wanted, lambda: Random(0)).plan(0)
+    assert plan.said[0].startswith("1 ps, sync: 4 workers make 1.0") and "look at fewer" in plan.said[0]
+
+
 # --- what was measured --------------------------------------------------------------------------------------------
 
 

@@ -44,3 +44,10 @@ MATRICES: dict[str, Callable[[bool], Matrix]] = {  # by name; True: fewer and sh
     "slow-link": slow_link.matrix,
     "links": links.matrix,
 }
+REPEATED = ("watch", "slow-link", "cards")  # whole runs that --reps repeats
+SEEDED: dict[str, Callable[[bool, int | None], Matrix]] = {  # those that are repeated over seeds; so many of them
+    "accuracy": accuracy.matrix,
+    "budget": budget.matrix,
+    "seeds": seeds.matrix,
+    "cards": cards.matrix,
+}

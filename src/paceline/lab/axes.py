@@ -1,4 +1,4 @@
-"""WHICH lines of a built-in matrix have these values? What `--set mode=sync` and `--seeds 2` leave of it.
+"""WHICH lines of a built-in matrix have these values? What `--set mode=sync` leaves of it.
 
 Called by lab/run; files of users are lab/matrices/user_file's. Pure: no process, no file, no clock.
 """
@@ -17,7 +17,6 @@ from paceline.lab.scenario import Kind, Matrix, Scenario
 Sets = Mapping[str, Sequence[str]]
 _NOT_HERE = (*NOT_AXES, "save_every")  # how often a built-in cell saves is no question of its matrix
 CLUSTERS = (Kind.CLUSTER, Kind.IN_GRAPH)
-SEEDED = ("accuracy", "budget", "cards", "seeds")  # the matrices that are repeated over seeds
 
 
 def parse_sets(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -105,7 +104,7 @@ def clusters(matrix: Matrix) -> list[dict[str, str]]:
 
 
 def _of_cell(cell: Cell) -> dict[str, str]:
-    return facts(cell.num_ps, cell.num_workers, cell.settings)
+    return {**facts(cell.num_ps, cell.num_workers, cell.settings), **cell.axes}
 
 
 def _of_scenario(scenario: Scenario) -> dict[str, str]:
@@ -122,22 +121,3 @@ def _has(point: Mapping[str, str], sets: Sets) -> bool:
 def seeds_of(cells: Iterable[Cell]) -> list[int]:
     """Those that a matrix repeats its cells over, in its order."""
     return list(dict.fromkeys(cell.seed for cell in cells if cell.seed is not None))
-
-
-def first_seeds(matrix: Matrix, count: int) -> Matrix:
-    """Only the cells of its first so many seeds."""
-    every = seeds_of(cell for table in matrix.tables for cell in table.cells)
-    if not every:
-        raise UsageError(
-            f"{matrix.name} is not repeated over seeds; --seeds is for {', '.join(SEEDED)} and TOML files."
-        )
-    if count > len(every):
-        raise UsageError(f"--seeds is {count}, and {matrix.name} has {len(every)}: {', '.join(map(str, every))}.")
-    wanted = every[:count]
-    tables = tuple(
-        msgspec.structs.replace(
-            table, cells=tuple(cell for cell in table.cells if cell.seed is None or cell.seed in wanted)
-        )
-        for table in matrix.tables
-    )
-    return msgspec.structs.replace(matrix, tables=tables)

@@ -36,6 +36,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     repetition: int | None = None  # of those that are interleaved
     is_beside: bool = False  # others of its repetition are compared with it, so --only leaves it where it leaves them
     own: dict[str, str] = {}  # the program's own axes: flag and value
+    axes: dict[str, str] = {}  # of a built-in matrix: what --set may name beside flags of `paceline run`
     needs_gpus: int = 0  # with fewer cards visible it is skipped
     hosts: tuple[tuple[str, ...], ...] = ()  # the tasks of each host; empty: all of them here, through `paceline run`
     rate: str = ""  # of the last host's cable, as tc writes it: 10mbit; "": as fast as memory
@@ -168,6 +169,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     note: str  # how to read it
     verdicts: Verdicts | None = None
     is_listed: bool = True  # False: only what the runs say together is shown
+    usual_s: float | None = None  # of a cell, on two quiet cores: the guess of a machine that has measured nothing yet
 
     def only(self, text: str) -> "Table":
         """The cells that have `text` in their title, and those that these are compared with."""
@@ -208,6 +210,15 @@ def share(part: float, whole: float) -> str:
     ('12.5 %', '-')
     """
     return f"{100 * part / whole:.1f} %" if whole > 0 else NONE
+
+
+def seeds_from_1(count: int) -> range:
+    """The seeds of a built-in matrix.
+
+    >>> list(seeds_from_1(3))
+    [1, 2, 3]
+    """
+    return range(1, count + 1)
 
 
 def middle(values: Iterable[float | None]) -> float | None:

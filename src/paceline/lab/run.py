@@ -15,8 +15,9 @@ import msgspec
 
 from paceline.cluster.spelling import hint
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
-from paceline.lab import MATRICES, axes, estimate, scenario
+from paceline.lab import MATRICES, REPEATED, SEEDED, axes, estimate, scenario
 from paceline.lab.cells import NOT_BROKEN
+from paceline.lab.estimate import Known
 from paceline.lab.matrices import accuracy, soak, user_file, user_matrix
 from paceline.lab.measuring.interrupts import interruptible
 from paceline.lab.measuring.repetitions import Repetitions
@@ -69,8 +70,9 @@ def main(request: Request) -> int:
     if said:
         print(said, flush=True)
     done = going_on[1] if going_on else Kept()
+    known = known_from([each for _, each in earlier])
     if request.is_dry:
-        return listed(matrix, plan, [each for _, each in earlier], done)
+        return listed(matrix, plan, known, done)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now_s))
     folder = going_on[0].parent if going_on else unused(out / f"{matrix.name}-{stamp}")
     results = ResultFile(folder)
@@ -78,10 +80,10 @@ def main(request: Request) -> int:
         print(told_kept(matrix, done), flush=True)
     else:
         results.begin(facts)
-    return carried_out(matrix, plan, results, done)
+    return carried_out(matrix, plan, results, done, known)
 
 
-def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, done: Kept) -> int:
+def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, done: Kept, known: Known) -> int:
     """3. All of it, to the end or to Ctrl+C; the files are whole either way."""
     folder, progress = results.path.parent, Progress()
     try:
@@ -89,7 +91,7 @@ def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, don
             if plan is not None:
                 code = Soak(plan, folder, results, progress).run()
             else:
-                code = measure(matrix, folder, results, progress, done)
+                code = measure(matrix, folder, results, progress, done, known)
             results.end()
             return code
     except KeyboardInterrupt:
@@ -162,21 +164,48 @@ def checked(request: Request) -> Matrix:
         raise UsageError(
             f"There is no matrix {request.matrix!r}; {known}; or give a file of your own that ends in .toml."
         )
-    whole = MATRICES[request.matrix](request.is_quick)
-    if request.is_short:
-        whole = accuracy.matrix(request.is_quick, is_short=True)
-    if not whole.rows and (request.reps is not None or request.steps is not None):
-        raise UsageError(f"{whole.name} is whole runs: --reps and --steps are for what is measured side by side.")
+    whole = _with_seeds(request)
+    is_repeated = request.reps is not None and request.matrix in REPEATED
+    if not whole.rows and (request.steps is not None or (request.reps is not None and not is_repeated)):
+        raise UsageError(
+            f"{whole.name} is whole runs: --reps and --steps are for what is measured side by side, --reps for "
+            f"{', '.join(REPEATED)}, too."
+        )
     given = {"reps": request.reps, "steps": request.steps}
     amounts = msgspec.structs.replace(
         whole.amounts, **{name: value for name, value in given.items() if value is not None}
     )
     if amounts.reps < 1 or amounts.steps < 1:
         raise UsageError("--reps and --steps must be at least 1.")
+    whole = _repeated(whole, amounts.reps) if is_repeated else whole
     few = axes.restricted(msgspec.structs.replace(whole, amounts=amounts), axes.parse_sets(request.sets))
-    if request.seeds is not None:
-        few = axes.first_seeds(few, _at_least_one("--seeds", request.seeds))
     return _only(few, request.only)
+
+
+def _with_seeds(request: Request) -> Matrix:
+    """The whole matrix, from as many seeds as were asked for."""
+    if request.seeds is None and not request.is_short:
+        return MATRICES[request.matrix](request.is_quick)
+    count = None if request.seeds is None else _at_least_one("--seeds", request.seeds)
+    if request.is_short:
+        return accuracy.matrix(request.is_quick, count, is_short=True)
+    if request.matrix in SEEDED:
+        return SEEDED[request.matrix](request.is_quick, count)
+    instead = "run it again instead"
+    if request.matrix in REPEATED:
+        instead = f"take --reps {count}"
+    elif MATRICES[request.matrix](request.is_quick).rows:
+        instead = f"its rows are measured side by side: take --reps {count}"
+    raise UsageError(
+        f"{request.matrix} is not repeated over seeds; {instead} (--seeds is for {', '.join(SEEDED)} and TOML files)."
+    )
+
+
+def _repeated(whole: Matrix, reps: int) -> Matrix:
+    tables = (
+        msgspec.structs.replace(table, cells=scenario.repeated(table.cells, reps, whole.name)) for table in whole.tables
+    )
+    return msgspec.structs.replace(whole, tables=tuple(tables))
 
 
 def _only(whole: Matrix, text: str) -> Matrix:
@@ -206,19 +235,23 @@ def soak_minutes(request: Request) -> float:
     return minutes
 
 
-def listed(matrix: Matrix, plan: soak.Plan | None, earlier: Sequence[Kept], done: Kept) -> int:
+def known_from(earlier: Sequence[Kept]) -> Known:
+    """What earlier results of the matrix, the newest first, say of its times."""
+    us: dict[str, float] = {}
+    for each in earlier:
+        us = {**each.segment_us(), **us}
+    return Known([cell for each in earlier for cell in each.cells.values()], us)
+
+
+def listed(matrix: Matrix, plan: soak.Plan | None, known: Known, done: Kept) -> int:
     """What would be measured, with a time each; nothing is started."""
     if plan is not None:
         found = [estimate.Estimate(SOAK, plan.references * plan.reference_s + plan.total_s, "its own plan")]
     else:
         cells = [cell for table in matrix.tables for cell in table.cells]
         skipped = [cell.title for cell in cells if done.of(cell) is not None]
-        ran = [cell for each in earlier for cell in each.cells.values()]  # the newest first
-        us: dict[str, float] = {}
-        for each in earlier:
-            us = {**each.segment_us(), **us}
         left = repetitions_left(matrix, done)
-        found = estimate.of_cells(matrix, ran, skipped) + estimate.of_rows(matrix, us, left)
+        found = estimate.of_cells(matrix, known.ran, skipped) + estimate.of_rows(matrix, known.us, left)
     progress = Progress()
     progress.table(matrix.name, estimate.COLUMNS, estimate.lines(found))
     progress.say(estimate.in_all(found))
@@ -248,15 +281,23 @@ def told_kept(matrix: Matrix, done: Kept) -> str:
     return f"Measured already, and skipped: {' and '.join(parts)}."
 
 
-def measure(matrix: Matrix, folder: Path, results: ResultFile, progress: Progress, done: Kept | None = None) -> int:
+def measure(
+    matrix: Matrix,
+    folder: Path,
+    results: ResultFile,
+    progress: Progress,
+    done: Kept | None = None,
+    known: Known | None = None,
+) -> int:
     """All of it that was not done before; what failed has said so, and decides the exit code."""
     failures: dict[str, str] = {}
+    ahead = estimate.ahead(matrix, known, repetitions_left(matrix, done or Kept()))
     if matrix.tables:
-        runs = WholeRuns(matrix, results, progress, done)
+        runs = WholeRuns(matrix, results, progress, ahead, done)
         runs.run(folder)
         failures |= runs.failures
     if matrix.rows:
-        repetitions = Repetitions(matrix, results, progress, done)
+        repetitions = Repetitions(matrix, results, progress, ahead, done)
         repetitions.run(folder)
         failures |= repetitions.failures
     is_broken = any(not cause.startswith(NOT_BROKEN) for cause in failures.values())

@@ -10,9 +10,10 @@ from enum import Enum
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab.cells import Table
+from paceline.lab.cells import Cell, Table
 
 SMALL_BYTES = 1 << 20  # a load up to this size takes no longer than a step
+FIRST = ", repetition 1"  # how the title of a cell ends that is repeated
 KERAS = "keras"  # what is trained: document 000's recipe in Keras, without torch
 
 
@@ -122,6 +123,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...] = ()
     amounts: Amounts = Amounts()
     verdicts: tuple[RowVerdicts, ...] = ()  # of the rows
+    usual_step_us: float = 1000.0  # of a scenario, on two quiet cores: the guess before anything was measured
 
     @property
     def titles(self) -> list[str]:
@@ -149,6 +151,22 @@ def only(matrix: Matrix, text: str) -> Matrix:
     scenarios = tuple(each for each in matrix.scenarios if each.name in needed)
     tables = tuple(few for few in (table.only(text) for table in matrix.tables) if few.cells)
     return msgspec.structs.replace(matrix, tables=tables, scenarios=scenarios, rows=rows)
+
+
+def repeated(cells: Sequence[Cell], reps: int, name: str) -> tuple[Cell, ...]:
+    """Whole runs interleaved: every cell once in each repetition, in an order of its own. Of cells that are repeated
+    already the first repetition counts."""
+    once = [
+        msgspec.structs.replace(cell, title=cell.title.removesuffix(FIRST)) for cell in cells if not cell.repetition
+    ]
+    made: list[Cell] = []
+    for repetition in range(reps):
+        if reps > 1:  # one alone is in the order of its table
+            random.Random(f"{name}-{repetition}").shuffle(once)
+        titles = [f"{cell.title}, repetition {repetition + 1}" for cell in once]
+        both = zip(once, titles, strict=True)
+        made += [msgspec.structs.replace(cell, title=title, repetition=repetition) for cell, title in both]
+    return tuple(made)
 
 
 class Segment(msgspec.Struct, frozen=True):

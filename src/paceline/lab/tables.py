@@ -5,7 +5,7 @@ printed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from rich.cells import cell_len
@@ -33,6 +33,28 @@ def quantile(values: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def quartile(values: Iterable[float | None]) -> float | None:
+    """The lower one of those that are known; None when there is nothing.
+
+    >>> quartile([3.0, None, 1.0, 2.0, 5.0, 4.0])
+    2.0
+    """
+    known = [value for value in values if value is not None]
+    return quantile(known, 0.25) if known else None
+
+
+def of_runs(counts: Iterable[int]) -> str:
+    """How many runs each figure of a table is of.
+
+    >>> of_runs([1, 1]), of_runs([7, 7]), of_runs([6, 7])
+    ('one run each', 'lower quartiles of 7 runs each', 'lower quartiles of 6 to 7 runs each')
+    """
+    least, most = min(known := list(counts)), max(known)
+    if most == 1:
+        return "one run each"
+    return f"lower quartiles of {most if least == most else f'{least} to {most}'} runs each"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

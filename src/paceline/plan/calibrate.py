@@ -19,6 +19,7 @@ from random import Random
 import msgspec
 import numpy as np
 
+from paceline.cluster.cores import usable_cores
 from paceline.errors import TrainingFailed, UsageError
 from paceline.lab.measuring.interrupts import undisturbed
 from paceline.lab.measuring.processes import Process
@@ -107,7 +108,7 @@ def calibrate(
 ) -> Costs:
     """All runs, and what they say together."""
     check_program(program)
-    cores = num_cores()
+    cores = usable_cores()
     scratch = Path(tempfile.mkdtemp(prefix="paceline-plan-"))
     try:
         say(f"Calibrating: 1 ps + 1 worker, {seconds:g} s, {threads} thread{'s' * (threads > 1)} a task.")
@@ -159,8 +160,3 @@ def memory_ms(size_bytes: int) -> tuple[float, float]:
         adds.append(middle - began)
         copies.append(time.perf_counter() - middle)
     return 1e3 * sorted(adds)[PASSES // 4], 1e3 * sorted(copies)[PASSES // 4]
-
-
-def num_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

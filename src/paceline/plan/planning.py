@@ -215,7 +215,13 @@ def _tasks(prediction: Prediction) -> int:
 
 def knee_sentence(curve: Curve) -> str:
     """Where adding workers stops to pay."""
-    who = f"{curve.num_ps} ps, {curve.mode}"
+    who, first = f"{curve.num_ps} ps, {curve.mode}", curve.points[0]
+    if first.topology.num_workers > 1 and (first.efficiency or 0.0) < PAYS:
+        made = (first.efficiency or 0.0) * first.topology.num_workers
+        return (
+            f"{who}: {first.topology.num_workers} workers make {made:.2f} times what one makes: look at fewer "
+            f"(limit: {first.limit})."
+        )
     if curve.knee is None:
         most = curve.points[-1].topology.num_workers
         return f"{who}: every worker pays, up to {most}, as far as was looked."

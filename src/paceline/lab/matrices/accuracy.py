@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab.cells import NONE, Cell, Finished, Runs, Table, Verdicts, middle, number
+from paceline.lab.cells import NONE, Cell, Finished, Runs, Table, Verdicts, middle, number, seeds_from_1
 from paceline.lab.scenario import Matrix
 from paceline.lab.scripts.curves import spread
 from paceline.lab.scripts.learned import Learned
@@ -49,16 +49,18 @@ BY_TITLE = {each.title: each for each in TOPOLOGIES}
 ORDER = "single = sync 2 < async 2 < async 3"
 
 
-def matrix(is_quick: bool = False, is_short: bool = False) -> Matrix:
+def matrix(is_quick: bool = False, num_seeds: int | None = None, *, is_short: bool = False) -> Matrix:
     """Eight topologies from each of five seeds; quick: from one, and not for long enough to say anything."""
-    return Matrix(name="accuracy", tables=(_table(is_quick, is_short),))
+    seeds = seeds_from_1(num_seeds or (1 if is_quick else len(SEEDS)))
+    return Matrix(name="accuracy", tables=(_table(is_quick, is_short, seeds),))
 
 
-def _table(is_quick: bool, is_short: bool) -> Table:
+def _table(is_quick: bool, is_short: bool, seeds: Sequence[int]) -> Table:
     epochs = 2 if is_quick else EPOCHS
     lr, batches = ("0.01", "55") if is_short or is_quick else ("0.001", "550")
+    usual_s = 7.0 if is_quick else 12.0 if is_short else 45.0
     recipe = ("--lr", lr, "--batches", batches, "--epochs", str(epochs))
-    cells = tuple(cell_of(each, seed, recipe) for seed in SEEDS[: 1 if is_quick else None] for each in TOPOLOGIES)
+    cells = tuple(cell_of(each, seed, recipe) for seed in seeds for each in TOPOLOGIES)
     note = (
         f"MNIST as document 000 has it: 784-100-10, sigmoid, weights from N(0, 1), SGD lr {lr}, batch 100, {batches} "
         f"batches an epoch, {epochs} epochs of every worker over the whole set in an order of its own; a thread a "
@@ -67,7 +69,7 @@ def _table(is_quick: bool, is_short: bool) -> Table:
     )
     columns = ("topology", "seed", "updates", "accuracy", "at its own end", "epoch s", "bits")
     title = f"Document 000's accuracies{', short (lr 0.01, 55 batches an epoch)' if is_short else ''}"
-    return Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS)
+    return Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS, usual_s=usual_s)
 
 
 def cell_of(each: Topology, seed: int, recipe: tuple[str, ...]) -> Cell:

@@ -33,6 +33,7 @@ def matrix(is_quick: bool = False) -> Matrix:
             Row(title=f"{SYNC}, over 2 single processes at once", scenario=SYNC, beside=SINGLES, bar=1.35),
         ),
         amounts=Amounts(reps=3, steps=5, warmup_steps=3) if is_quick else Amounts(steps=20, warmup_steps=10),
+        usual_step_us=100_000.0,
     )
 
 
@@ -57,7 +58,14 @@ def _updates(is_quick: bool) -> Table:
         "784-8192-11400-10."
     )
     columns = ("parameters", "optimizer", "updates", "apply ms", "ns a parameter", "step ms")
-    return Table(title="What an update costs the ps", columns=columns, cells=cells, line=update_line, note=note)
+    return Table(
+        title="What an update costs the ps",
+        columns=columns,
+        cells=cells,
+        line=update_line,
+        note=note,
+        usual_s=6.0 if is_quick else 15.0,
+    )
 
 
 def update_line(cell: Cell, done: Finished) -> tuple[str, ...]:

@@ -11,9 +11,22 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab.cells import NONE, TWO_HOSTS, Cell, Finished, Runs, Table, Verdicts, Worker, middle, number
+from paceline.lab.cells import (
+    NONE,
+    TWO_HOSTS,
+    Cell,
+    Finished,
+    Runs,
+    Table,
+    Verdicts,
+    Worker,
+    middle,
+    number,
+    seeds_from_1,
+)
 from paceline.lab.scenario import Matrix
-from paceline.lab.scripts.curves import Curve, Timed, samples_per_s
+from paceline.lab.scripts.curves import Curve, Timed, samples_per_s, spread
+from paceline.lab.tables import quartile
 
 SCRIPT = "paceline.lab.scripts.cards_script"
 SAMPLES, BEGAN_S, ENDED_S, DEVICE = "timed_samples", "timed_from_s", "timed_until_s", "on_a_card"  # what workers log
@@ -45,11 +58,11 @@ WAYS = (
 )
 
 
-def matrix(is_quick: bool = False) -> Matrix:
+def matrix(is_quick: bool = False, num_seeds: int | None = None) -> Matrix:
     """Seven ways from each seed; quick: from one, to a score that is hardly one."""
-    count = 1 if is_quick else SEEDS
+    seeds = seeds_from_1(num_seeds or (1 if is_quick else SEEDS))
     steps, score = (QUICK_STEPS, QUICK_SCORE) if is_quick else (STEPS, SCORE)
-    cells = tuple(_cell(way, seed, steps, score) for seed in range(1, count + 1) for way in WAYS)
+    cells = tuple(_cell(way, seed, steps, score) for seed in seeds for way in WAYS)
     note = (
         "TensorFlow's CIFAR-10 network (16 channels) on a made-up set of that format, SGD lr 0.1, batch "
         f"{BATCH} a device, {steps} steps of each, a thread a process. samples/s: of all devices, without their first "
@@ -59,7 +72,15 @@ def matrix(is_quick: bool = False) -> Matrix:
     )
     columns = ("devices", "seed", "samples/s", f"{score:g} after s", "updates till then", "best", "loss jitter", "on")
     title = f"Time to {score:g} beside throughput"
-    table = Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS)
+    table = Table(
+        title=title,
+        columns=columns,
+        cells=cells,
+        line=line,
+        note=note,
+        verdicts=VERDICTS,
+        usual_s=13.0 if is_quick else 55.0,
+    )
     return Matrix(name="cards", tables=(table,))
 
 
@@ -132,20 +153,39 @@ def verdict_lines(ended: Runs) -> list[tuple[str, ...]]:
             sooner = single[1] / mine[1] if mine[1] and single[1] else None
             reached = f"{sum(_curve(done).reached is not None for _, done in runs)} of {len(runs)}"
             remark = _remark(way, faster, sooner)
-            over = "one run" if len(runs) == 1 else f"{len(runs)} runs"
-            shown = (way.title, reached, number(faster, 2), number(sooner, 2))
+            over = "one run" if len(runs) == 1 else f"{len(runs)} runs{_of_repetitions(runs)}"
+            apart = [_apart(each, one) for each, one in zip(_figures(runs), single, strict=True)]
+            shown = (way.title, reached, number(faster, 2), apart[0], number(sooner, 2), apart[1])
             lines.append((*shown, f"{remark}; {over}" if remark else ""))
     return lines
 
 
-def _means(runs: Sequence[tuple[Cell, Finished]]) -> tuple[float | None, float | None]:
-    """Samples a second, and seconds to the score of those that reached it."""
-    reached = [_curve(done).reached for _, done in runs]
-    rates = [throughput(*each) for each in runs]
-    return (
-        middle([rate for rate in rates if rate is not None]),
-        middle([point.at_s for point in reached if point is not None]),
-    )
+def _figures(runs: Runs) -> tuple[list[float], list[float]]:
+    """Samples a second, and seconds to the score of those that reached it: of each seed, the lower quartile of its
+    repetitions."""
+    seeds: dict[int | None, list[tuple[Cell, Finished]]] = {}
+    for cell, done in runs:
+        seeds.setdefault(cell.seed, []).append((cell, done))
+    rates = [quartile(throughput(*each) for each in mine) for mine in seeds.values()]
+    reached = [[_curve(done).reached for _, done in mine] for mine in seeds.values()]
+    seconds = [quartile(point.at_s if point else None for point in mine) for mine in reached]
+    return [rate for rate in rates if rate is not None], [each for each in seconds if each is not None]
+
+
+def _of_repetitions(runs: Runs) -> str:
+    count = len({cell.repetition for cell, _ in runs})
+    return f", lower quartiles over {count} repetitions" if count > 1 else ""
+
+
+def _means(runs: Runs) -> tuple[float | None, float | None]:
+    rates, seconds = _figures(runs)
+    return middle(rates), middle(seconds)
+
+
+def _apart(figures: Sequence[float], one: float | None) -> str:
+    """How far the seeds of a way are apart, over the mean of one device."""
+    found = spread(figures)
+    return number(found / one if found is not None and one else None, 2)
 
 
 def _remark(way: Way, faster: float | None, sooner: float | None) -> str:
@@ -160,7 +200,8 @@ def _remark(way: Way, faster: float | None, sooner: float | None) -> str:
 
 
 VERDICTS = Verdicts(
-    title="Over one device: throughput (at most as many as there are devices), and how many times sooner the score",
-    columns=("devices", "reached", "throughput", "sooner"),
+    title="Over one device: throughput (at most as many as there are devices), and how many times sooner the score; "
+    "spread: of the samples/s, and of the seconds to the score, between the seeds, over the mean of one device",
+    columns=("devices", "reached", "throughput", "spread", "sooner", "spread of s"),
     lines=verdict_lines,
 )

@@ -107,7 +107,14 @@ def _runs(is_quick: bool) -> Table:
         "the kernel carried both ways over what was counted; what is above 1 are frames, MACs and messages. cores and "
         "MB: from the start of training, MB at the peak. telemetry: processor time of its threads in a task, the most."
     )
-    return Table(title="What the lanes carried and used", columns=columns, cells=cells, line=carried_line, note=note)
+    return Table(
+        title="What the lanes carried and used",
+        columns=columns,
+        cells=cells,
+        line=carried_line,
+        note=note,
+        usual_s=5.0 if is_quick else 10.0,
+    )
 
 
 def carried_line(cell: Cell, done: Finished) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         scenarios=_scenarios(batches),
         rows=_rows(batches),
         amounts=Amounts(reps=3, steps=30, warmup_steps=5) if is_quick else Amounts(steps=60, warmup_steps=20),
+        usual_step_us=7_000.0,
     )
 
 

@@ -16,13 +16,14 @@ from paceline.lab.tables import MAX_NOISE, MAX_OTHERS
 
 SCRIPT = "paceline.lab.scripts.links_script"
 SIZES = {"1 MB": 1_000_000, "40 MB": 40_000_000, "400 MB": 400_000_000}
+LIMITS_S = {"1 MB": 240.0, "40 MB": 400.0, "400 MB": 1200.0}
 CONNECTIONS = (1, 2, 3, 4)
 PLAIN, TLS = "plain", "TLS"
 BAR = 0.9  # of the better of the two
 QUICK = (("1 MB", 1, PLAIN), ("40 MB", 1, PLAIN), ("40 MB", 2, PLAIN), ("40 MB", 1, TLS))
 LIMIT_MBIT, LIMITED_BYTES = 100, 12_500_000
 USED_BAR = 0.95
-COPIES = 12  # of the load, of each connection, over all systems
+COPIES = 14  # of the load, of each connection, over all systems
 TASK_BYTES = 250_000_000  # of each process: torch is in most of them
 Kind = tuple[str, int, str]
 
@@ -31,10 +32,10 @@ def matrix(is_quick: bool = False) -> Matrix:
     """Every size with every number of connections, plain and encrypted; quick: four of them. And the limited link."""
     every = tuple((size, count, how) for how in (PLAIN, TLS) for size in SIZES for count in CONNECTIONS)
     cells = tuple(_cell(kind, is_quick) for kind in (QUICK if is_quick else every))
-    return Matrix(name="links", tables=(_speeds(cells), _limited(is_quick)))
+    return Matrix(name="links", tables=(_speeds(cells, 22.0 if is_quick else 105.0), _limited(is_quick)))
 
 
-def _speeds(cells: tuple[Cell, ...]) -> Table:
+def _speeds(cells: tuple[Cell, ...], usual_s: float) -> Table:
     note = (
         "The load there and back between two network namespaces; GB/s: both ways, all connections together; lower "
         "quartiles over interleaved repetitions, in which every system has its turn, and over lives, in which all "
@@ -44,7 +45,7 @@ def _speeds(cells: tuple[Cell, ...]) -> Table:
     )
     columns = ("load", "connections", "", "paceline ms", "GB/s", "raw ms", "Gloo ms", "of the better", "A/A", "bar")
     title = "Push and pull between two hosts"
-    return Table(title=title, columns=columns, cells=cells, line=line, note=note)
+    return Table(title=title, columns=columns, cells=cells, line=line, note=note, usual_s=usual_s)
 
 
 def _cell(kind: Kind, is_quick: bool) -> Cell:
@@ -58,7 +59,7 @@ def _cell(kind: Kind, is_quick: bool) -> Cell:
         num_workers=connections,
         starts_tasks=True,
         settings=Settings(run_id="", lane="tcp", tls=how == TLS),
-        limit_s=900.0,
+        limit_s=LIMITS_S[size],
         needs_bytes=needs_bytes(SIZES[size], connections),
         hosts=_hosts(connections),
     )
@@ -132,7 +133,9 @@ def _limited(is_quick: bool) -> Table:
     )
     columns = ("push", "link", "paceline s", "used", "raw s", "raw used", "bar")
     title = "A limited link during a push"
-    return Table(title=title, columns=columns, cells=(cell,), line=limited_line, note=note)
+    return Table(
+        title=title, columns=columns, cells=(cell,), line=limited_line, note=note, usual_s=30.0 if is_quick else 60.0
+    )
 
 
 def limited_line(cell: Cell, done: Finished) -> tuple[str, ...]:

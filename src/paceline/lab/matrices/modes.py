@@ -32,6 +32,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         scenarios=_scenarios(),
         rows=_rows(),
         amounts=Amounts(reps=3, steps=20, warmup_steps=5) if is_quick else Amounts(steps=50, warmup_steps=10),
+        usual_step_us=38_000.0,
     )
 
 
@@ -66,7 +67,14 @@ def _accuracy(is_quick: bool) -> Table:
         "running mean (0.98), accuracy spread: max - min, both over the steps after the accuracy was reached; "
         "discarded: of all pushes."
     )
-    return Table(title=f"MNIST to {target:g}", columns=columns, cells=cells, line=accuracy_line, note=note)
+    return Table(
+        title=f"MNIST to {target:g}",
+        columns=columns,
+        cells=cells,
+        line=accuracy_line,
+        note=note,
+        usual_s=5.0 if is_quick else 11.0,
+    )
 
 
 def modes_of(count: int) -> list[tuple[str, Settings]]:
@@ -138,7 +146,14 @@ def _averages(is_quick: bool) -> Table:
         f"{1 / (1 - DECAY):.0f} updates): mean, and max - min, over the second half of 10 evaluations, 300 steps of "
         "each of 2 workers apart; same model and batch as above, lr 0.3, with momentum 0.1. One run each."
     )
-    return Table(title="Last against averaged parameters", columns=columns, cells=cells, line=average_line, note=note)
+    return Table(
+        title="Last against averaged parameters",
+        columns=columns,
+        cells=cells,
+        line=average_line,
+        note=note,
+        usual_s=5.0 if is_quick else 11.0,
+    )
 
 
 def average_line(cell: Cell, done: Finished) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ SYNC = "paceline, 1 ps + 2 workers, sync"
 TF_SINGLE = "TensorFlow's runtime, single process"
 TF_ONE = "TensorFlow's runtime, 1 ps + 1 worker"
 TF_ASYNC = "TensorFlow's runtime, 1 ps + 2 workers, async"
+TF_SYNC = "TensorFlow's runtime, 1 ps + 2 workers, sync"
 DDP = "PyTorch DDP (gloo), 2 processes"
 RPC_ONE = "torch RPC, 1 ps + 1 worker"
 RPC_ASYNC = "torch RPC, 1 ps + 2 workers, async"
@@ -47,6 +48,7 @@ PAIRS = (
     ("2 workers, async", ASYNC, STRATEGY_ASYNC),
     ("2 workers, async", ASYNC, RPC_ASYNC),
     ("2 workers, async", ASYNC, RAY_ASYNC),
+    ("2 workers, sync", SYNC, TF_SYNC),
     ("2 workers, sync", SYNC, DDP),
 )
 OF_RATIOS = "of the ratios: not measured together"
@@ -60,7 +62,7 @@ NOTE = (
 
 
 def matrix(is_quick: bool = False) -> Matrix:
-    """Seventeen scenarios in fourteen rows, and two tables of what they say together."""
+    """Eighteen scenarios in fifteen rows, and two tables of what they say together."""
     verdicts = (
         RowVerdicts(title="The bars", columns=("what", "ours", "theirs", "may be", "is"), lines=bars),
         RowVerdicts(
@@ -71,7 +73,9 @@ def matrix(is_quick: bool = False) -> Matrix:
         ),
     )
     amounts = Amounts(reps=3, steps=100) if is_quick else Amounts()
-    return Matrix(name="peers", scenarios=_scenarios(), rows=_rows(), amounts=amounts, verdicts=verdicts)
+    return Matrix(
+        name="peers", scenarios=_scenarios(), rows=_rows(), amounts=amounts, verdicts=verdicts, usual_step_us=1_800.0
+    )
 
 
 def _scenarios() -> tuple[Scenario, ...]:
@@ -80,6 +84,9 @@ def _scenarios() -> tuple[Scenario, ...]:
 
     def theirs(name: str, what: str, num_ps: int, num_workers: int, kind: Kind = Kind.PEER) -> Scenario:
         return Scenario(name=name, kind=kind, what=what, num_ps=num_ps, num_workers=num_workers)
+
+    def in_sync(peer: Scenario) -> Scenario:
+        return msgspec.structs.replace(peer, settings=SYNC_SHM)
 
     def stopped(peer: Scenario) -> Scenario:
         """TensorPipe looks for news without pause: six idle processes used two thirds of a core."""
@@ -94,6 +101,7 @@ def _scenarios() -> tuple[Scenario, ...]:
         theirs(TF_SINGLE, "tensorflow_graph", 0, 1),
         theirs(TF_ONE, "tensorflow_graph", 1, 1),
         theirs(TF_ASYNC, "tensorflow_graph", 1, 2),
+        in_sync(theirs(TF_SYNC, "tensorflow_graph", 1, 2)),
         theirs(DDP, "ddp_gloo", 0, 2),
         stopped(theirs(RPC_ONE, "torch_rpc", 1, 1)),
         stopped(theirs(RPC_ASYNC, "torch_rpc", 1, 2)),
@@ -117,6 +125,7 @@ def _rows() -> tuple[Row, ...]:
         row(SYNC, SINGLE, BARS),
         row(TF_ONE, TF_SINGLE, BARS),
         row(TF_ASYNC, TF_SINGLE, BARS),
+        row(TF_SYNC, TF_SINGLE, BARS),
         row(DDP, SINGLE, BARS),
         row(RPC_ONE, SINGLE, RPC),
         row(RPC_ASYNC, SINGLE, RPC),
@@ -145,7 +154,7 @@ RATIO_BARS = (
 
 
 def bars(measured: Measured) -> list[tuple[str, ...]]:
-    """The issue's bars, each computed from what was measured in this very run."""
+    """The bars, each computed from what was measured in this very run."""
     noise = ratios(measured, AA)[1]
     lines = []
     for bar in RATIO_BARS:

@@ -72,7 +72,12 @@ def _parts() -> Table:
     )
     columns = ("lane", "authentication µs", "checks µs", "ledger µs", "together µs", "bar")
     return Table(
-        title="What safety costs a step, part by part", columns=columns, cells=cells, line=parts_line, note=note
+        title="What safety costs a step, part by part",
+        columns=columns,
+        cells=cells,
+        line=parts_line,
+        note=note,
+        usual_s=15.0,
     )
 
 

@@ -44,7 +44,15 @@ def matrix(is_quick: bool = False) -> Matrix:
     )
     columns = ("load", "lane", "ps", "workers", "push us", "pushes/s", "cost us", "MB/s", "started s")
     title = "Steps that compute nothing"
-    table = Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS)
+    table = Table(
+        title=title,
+        columns=columns,
+        cells=cells,
+        line=line,
+        note=note,
+        verdicts=VERDICTS,
+        usual_s=4.0 if is_quick else 11.0,
+    )
     return Matrix(name="scale", tables=(table,))
 
 
@@ -64,6 +72,7 @@ def _cell(size: str, num_workers: int, num_ps: int, lane: str, seconds: float) -
         starts_tasks=True,  # it has them forked
         settings=Settings(run_id="", lane=lane),
         limit_s=330.0,
+        axes={"load": size},
         needs_bytes=needs_bytes(SIZES[size], num_workers, num_ps),
     )
 

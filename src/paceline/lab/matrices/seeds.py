@@ -10,11 +10,24 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.cluster.settings import Settings
-from paceline.lab.cells import NONE, TWO_HOSTS, Cell, Finished, Runs, Table, Verdicts, Worker, middle, number
+from paceline.lab.cells import (
+    NONE,
+    TWO_HOSTS,
+    Cell,
+    Finished,
+    Runs,
+    Table,
+    Verdicts,
+    Worker,
+    middle,
+    number,
+    seeds_from_1,
+)
 from paceline.lab.matrices import accuracy, document_times
 from paceline.lab.matrices.accuracy import EPOCHS, OFF_DOCUMENT, SEEDS, SINGLE, Topology, cell_of, remark
 from paceline.lab.matrices.document_times import Times
 from paceline.lab.scenario import Matrix
+from paceline.lab.scripts.curves import spread
 from paceline.lab.scripts.learned import Learned
 
 IN_GRAPH_SCRIPT = "paceline.lab.scripts.in_graph_script"
@@ -74,9 +87,9 @@ BY_TITLE = {row.title: row for row in ROWS}
 LONGER = {200: 0.80, 300: 0.83}  # epochs of a process alone; what the document's two and three async workers reach
 
 
-def matrix(is_quick: bool = False) -> Matrix:
+def matrix(is_quick: bool = False, num_seeds: int | None = None) -> Matrix:
     """Twelve topologies from each seed, and who waits at the start; quick: the short recipe, from one seed."""
-    seeds = SEEDS[:1] if is_quick else SEEDS
+    seeds = seeds_from_1(num_seeds or (1 if is_quick else len(SEEDS)))
     return Matrix(name="seeds", tables=(_rows(is_quick, seeds), _starts(is_quick)))
 
 
@@ -94,7 +107,15 @@ def _rows(is_quick: bool, seeds: Sequence[int]) -> Table:
         "#", "topology", "seed", "updates", "accuracy", "first epoch s", "epoch s", "document's first", "document's",
     )  # fmt: skip
     title = f"Document 000's rows{', short (lr 0.01, 55 batches an epoch)' if is_quick else ''}"
-    return Table(title=title, columns=columns, cells=cells, line=line, note=note, verdicts=VERDICTS)
+    return Table(
+        title=title,
+        columns=columns,
+        cells=cells,
+        line=line,
+        note=note,
+        verdicts=VERDICTS,
+        usual_s=16.0 if is_quick else 60.0,
+    )
 
 
 def _cell(row: DocumentRow, seed: int, is_quick: bool) -> Cell:
@@ -165,6 +186,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
 
     num_seeds: int
     accuracy: float
+    spread: float | None  # of the accuracy; None: one seed has none
     first_s: float | None
     epoch_s: float | None
 
@@ -178,6 +200,7 @@ def means(ended: Runs, title: str) -> Means | None:
     return Means(
         num_seeds=len(found),
         accuracy=sum(learned) / len(learned),
+        spread=spread(learned),
         first_s=middle([each for _, done in found for each in _first_s(done)]),
         epoch_s=middle([each for _, done in found for each in _epoch_s(done)]),
     )
@@ -201,7 +224,7 @@ def _verdict(row: DocumentRow, found: Means, single: Means | None) -> tuple[str,
         row.number,
         row.title,
         str(found.num_seeds),
-        *_beside(found.accuracy, row.topology.document),
+        *_beside(found.accuracy, found.spread, row.topology.document),
         number(found.first_s, 3),
         number(found.epoch_s, 3),
         number(found.epoch_s / alone_s if found.epoch_s and alone_s else None, 2),
@@ -210,8 +233,9 @@ def _verdict(row: DocumentRow, found: Means, single: Means | None) -> tuple[str,
     )
 
 
-def _beside(found: float, document: float | None) -> tuple[str, str, str]:
-    return f"{found:.4f}", number(document, 2), NONE if document is None else f"{found - document:+.4f}"
+def _beside(found: float, between: float | None, document: float | None) -> tuple[str, ...]:
+    off = NONE if document is None else f"{found - document:+.4f}"
+    return f"{found:.4f}", number(between, 4), number(document, 2), off
 
 
 def _remark(found: Sequence[tuple[float, float | None]], num_seeds: int) -> str:
@@ -226,17 +250,19 @@ def _longer(ended: Runs) -> list[tuple[str, ...]]:
     lines = []
     for epochs, document in LONGER.items():
         at = epochs // EPOCHS - 1
-        found = middle([points[at].accuracy for points in runs if len(points) > at])
+        accuracies = [points[at].accuracy for points in runs if len(points) > at]
+        found = middle(accuracies)
         if found is not None:
-            told = (*_beside(found, document), *[NONE] * 4, _remark([(found, document)], len(runs)))
+            beside = _beside(found, spread(accuracies), document)
+            told = (*beside, *[NONE] * 4, _remark([(found, document)], len(runs)))
             lines.append((f"0, x {epochs}", f"{SINGLE.title}, {epochs} epochs", str(len(runs)), *told))
     return lines
 
 
 VERDICTS = Verdicts(
-    title=f"Means over the seeds; bar: accuracy within {OFF_DOCUMENT} of the document",
+    title=f"Means over the seeds; spread: between the most and the least; bar: within {OFF_DOCUMENT} of the document",
     columns=(
-        "#", "topology", "seeds", "accuracy", "document", "off", "first epoch s", "epoch s", "over single",
+        "#", "topology", "seeds", "accuracy", "spread", "document", "off", "first epoch s", "epoch s", "over single",
         "document's",
     ),
     lines=verdict_lines,
@@ -270,7 +296,15 @@ def _starts(is_quick: bool) -> Table:
     )
     columns = ("mode", "late s", "waited s", "first 100 ms", "with the wait ms", "later ms")
     title = "The first 100 steps of each worker"
-    return Table(title=title, columns=columns, cells=cells, line=start_line, note=note, verdicts=STARTS)
+    return Table(
+        title=title,
+        columns=columns,
+        cells=cells,
+        line=start_line,
+        note=note,
+        verdicts=STARTS,
+        usual_s=8.0 if is_quick else 16.0,
+    )
 
 
 def with_wait_ms(worker: Worker) -> float | None:

@@ -37,4 +37,4 @@ def matrix(is_quick: bool = False) -> Matrix:
         Row(title=THEIR_TWO, scenario=THEIR_TWO, beside=THEIR_SINGLE),
     )
     amounts = Amounts(reps=3, steps=100) if is_quick else Amounts()
-    return Matrix(name="tensorflow", scenarios=scenarios, rows=rows, amounts=amounts)
+    return Matrix(name="tensorflow", scenarios=scenarios, rows=rows, amounts=amounts, usual_step_us=1_800.0)

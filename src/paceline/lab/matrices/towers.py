@@ -23,6 +23,7 @@ def matrix(is_quick: bool = False) -> Matrix:
         scenarios=_scenarios(),
         rows=_rows(),
         amounts=Amounts(reps=3, steps=10, warmup_steps=3) if is_quick else Amounts(steps=60, warmup_steps=20),
+        usual_step_us=17_000.0,
     )
 
 

@@ -246,7 +246,25 @@ def lines(ended: Runs, order: Sequence[str], beside: str, compare: str) -> list[
     for cell, done in ended:
         groups[cell.labels[0]].append((cell, done))
     against = {cell.repetition: _figure(cell, done, compare) for cell, done in groups.get(beside, [])}
-    return [_line(title, runs, bool(beside), against, compare) for title, runs in groups.items() if runs]
+    found = [_line(title, runs, bool(beside), against, compare) for title, runs in groups.items() if runs]
+    return [with_noise(each, found) if beside else each for each in found]
+
+
+def with_noise(line: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """A ratio that is no farther from 1 than the A/A row's, or than that one scatters, is remarked upon.
+
+    >>> rows = [("A/A: x", "0.95", "0.10", ""), ("x", "1.0", "0", ""), ("y", "1.08", "0.02", ""), ("z", "1.3", "0", "")]
+    >>> [with_noise(row, rows)[-1] for row in rows]
+    ['', '', 'no more than the noise (0.10, by A/A)', '']
+    """
+    title, ratio, remark = line[0], line[-3], line[-1]
+    again = [each for each in every if each[0].startswith(AGAIN) and NONE not in each[-3:-1]]
+    if not again or title.startswith(AGAIN) or again[0][0] == f"{AGAIN}{title}" or remark or ratio == NONE:
+        return line
+    noise = max(abs(float(again[0][-3]) - 1), float(again[0][-2]))
+    if abs(float(ratio) - 1) > noise:
+        return line
+    return (*line[:-1], f"no more than the noise ({noise:.2f}, by A/A)")
 
 
 def _figure(cell: Cell, done: Finished, compare: str) -> float | None:

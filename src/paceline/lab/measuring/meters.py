@@ -1,4 +1,4 @@
-"""WHO used the processor meanwhile? Our processes, and all other programs, in cores.
+"""WHO used the processor meanwhile? Our processes, and all other programs, in cores; and telemetry's part of ours.
 
 Called by lab/measuring/repetitions and lab/measuring/whole_runs: with other programs on the machine a number means
 little.
@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import psutil
 
+from paceline.lab.cells import Runs
 from paceline.lab.measuring.processes import Group
 
 
@@ -65,3 +66,26 @@ def _ours_s(groups: Sequence[Group]) -> float:
 def _all_s() -> float:
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
+def telemetry_cost(ended: Runs) -> str:
+    """What telemetry took in the task where it took most; "" where no task told.
+
+    >>> from paceline.cluster.settings import Settings
+    >>> from paceline.lab.cells import Cell, Finished
+    >>> from paceline.telemetry.usage import TaskUse
+    >>> used = TaskUse(name="worker:0", telemetry_ms_per_s=1.62)
+    >>> cell = Cell(title="2 workers", labels=(), program=("x",), num_workers=2, settings=Settings(run_id=""))
+    >>> telemetry_cost([(cell, Finished(tasks=[used]))])
+    'Telemetry took at most 1.62 ms of processor time a second of a task (worker:0 of 2 workers).'
+    """
+    told = [
+        (task.telemetry_ms_per_s, task.name, cell.title)
+        for cell, done in ended
+        for task in done.tasks
+        if task.telemetry_ms_per_s is not None
+    ]
+    if not told:
+        return ""
+    most_ms, name, title = max(told)
+    return f"Telemetry took at most {most_ms:.2f} ms of processor time a second of a task ({name} of {title})."

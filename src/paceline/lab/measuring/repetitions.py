@@ -24,6 +24,7 @@ from paceline.datasets import mnist
 from paceline.errors import ClusterError
 from paceline.lab import scenario, tables
 from paceline.lab.cells import REMARK
+from paceline.lab.estimate import GUESS_START_S, Ahead
 from paceline.lab.measuring.interrupts import undisturbed
 from paceline.lab.measuring.meters import CpuMeter
 from paceline.lab.measuring.processes import Group, Times
@@ -31,7 +32,7 @@ from paceline.lab.measuring.starting import Starter
 from paceline.lab.progress import Progress, duration
 from paceline.lab.results.kept import Kept
 from paceline.lab.results.result import ResultFile
-from paceline.lab.scenario import Amounts, Matrix, Measured, Pair, RowVerdicts, Scenario, Segment
+from paceline.lab.scenario import Amounts, Matrix, Measured, Pair, RowVerdicts, Segment
 from paceline.launchers.ports import Reserved
 
 STARTING = 2  # scenarios that start at the same time
@@ -48,7 +49,9 @@ IDLE_S = 2.0
 class Repetitions:
     """The rows of one matrix."""
 
-    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress, kept: Kept | None = None) -> None:
+    def __init__(
+        self, matrix: Matrix, results: ResultFile, progress: Progress, ahead: Ahead, kept: Kept | None = None
+    ) -> None:
         self.failures: dict[str, str] = {}
         self._kept = kept or Kept()
         self._progress = progress
@@ -59,7 +62,7 @@ class Repetitions:
         self._kinds = {each.name: each.kind for each in matrix.scenarios}
         self._loads = {each.name: each.load_bytes for each in matrix.scenarios}
         self._groups: dict[str, Group] = {}
-        self._last_s: dict[str, float] = {}
+        self._last_s = dict(ahead.segments_s)  # of each scenario; at first what is expected
         self._pairs: list[Pair] = []
         self._divided: dict[str, list[Times]] = {}  # of scenarios that say where their time goes
         self._others = dict(self._kept.others)  # by group: cores that other programs used meanwhile
@@ -68,13 +71,15 @@ class Repetitions:
             for group in scenario.groups(matrix.rows)
             for each in range(self._amounts.reps)
         }
+        self._left = [key for key, each in self._plans.items() if self._kept.repetition(*key, len(each)) is None]
 
     def run(self, folder: Path) -> None:
         """From the first process to the last table."""
         parts = scenario.groups(self._matrix.rows)
         for number, group in enumerate(parts):
             self._name = self._matrix.name + (f", part {number + 1} of {len(parts)}" if len(parts) > 1 else "")
-            left = self._take_kept(group)
+            self._take_kept(group)
+            left = [repetition for each, repetition in self._left if each == group]
             if left:
                 self._run_group(folder, group, left)
             else:
@@ -82,20 +87,17 @@ class Repetitions:
                 self.failures |= {name: why for name, why in self._kept.failures.items() if name in needed}
         self._sum_up()
 
-    def _take_kept(self, group: int) -> list[int]:
-        """Repetitions that were measured before count; the numbers of the others come back."""
-        left = []
+    def _take_kept(self, group: int) -> None:
+        """Repetitions that were measured before count."""
         for repetition in range(self._amounts.reps):
             segments = self._plans[group, repetition]
-            ran = self._kept.repetition(group, repetition, len(segments))
-            if ran is None:
-                left.append(repetition)
+            ran = self._kept.repetition(group, repetition, len(segments)) or []
+            if not ran:
                 continue
             self._pairs += scenario.pairs(segments, [max(each.us) if each.us else None for each in ran])
             for each in ran:
                 if each.us and each.parts:
                     self._divided.setdefault(each.scenario, []).append(Times(us=each.us, parts=each.parts))
-        return left
 
     def _run_group(self, folder: Path, group: int, left: Sequence[int]) -> None:
         self._groups = {}
@@ -103,7 +105,7 @@ class Repetitions:
             with Reserved() as ports, tempfile.TemporaryDirectory(prefix="paceline-lab-") as data:
                 write_data(Path(data))
                 starter = Starter(folder, Path(data), self._amounts.carrier_bytes, ports)
-                self._start(starter, scenario.of_group(self._matrix, group))  # 1
+                self._start(starter, group)  # 1
                 self._warm_up(group)
                 if self._useful(group):
                     self._look_idle()  # 2
@@ -118,8 +120,9 @@ class Repetitions:
 
     # --- 1 ----------------------------------------------------------------------------------------------------
 
-    def _start(self, starter: Starter, scenarios: Sequence[Scenario]) -> None:
-        self._progress.update(f"{self._name}: starting {len(scenarios)} scenarios")
+    def _start(self, starter: Starter, group: int) -> None:
+        scenarios = scenario.of_group(self._matrix, group)
+        self._prepare(group, f"starting {len(scenarios)} scenarios")
         names = [each.name for each in scenarios]
         for number, each in enumerate(scenarios):
             self._groups[each.name] = Group(is_stopped_between=each.is_stopped_between)
@@ -128,14 +131,18 @@ class Repetitions:
             except (ClusterError, OSError) as error:
                 self._fail(each.name, error)
             if number >= STARTING:  # as many imports of torch at once as a small machine bears
-                self._await(names[number - STARTING])
+                self._await(group, names[number - STARTING])
         for name in names[-STARTING:]:
-            self._await(name)
+            self._await(group, name)
 
-    def _await(self, name: str) -> None:
+    def _prepare(self, group: int, what: str) -> None:
+        """What is going on before the group is measured; all of it is still left."""
+        self._progress.update(f"{self._name}: {what}, about {duration(self._later_s(group - 1))} left")
+
+    def _await(self, group: int, name: str) -> None:
         if name in self.failures:
             return
-        self._progress.update(f"{self._name}: waiting for {name}")
+        self._prepare(group, f"waiting for {name}")
         try:
             self._groups[name].await_ready(time.monotonic() + READY_S)
         except ClusterError as error:
@@ -156,7 +163,7 @@ class Repetitions:
     def _warm_up(self, group: int) -> None:
         """Everything once, without keeping the times: allocators, caches, and how long a segment will take."""
         for name in [name for name in self._groups if name in self._useful(group)]:
-            self._progress.update(f"{self._name}: warming up {name}")
+            self._prepare(group, f"warming up {name}")
             self._run(name, 0, self._amounts.warm_up(self._kinds[name]))
 
     # --- 2 ----------------------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ class Repetitions:
         try:
             for number, repetition in enumerate(left):
                 later = [segment for each in left[number + 1 :] for segment in self._plans[group, each]]
-                self._once(repetition, self._plans[group, repetition], later)
+                self._once(repetition, self._plans[group, repetition], later, self._later_s(group))
         finally:
             _, others = meter.cores()
             self._others[group] = max(self._others.get(group, 0.0), others)
@@ -192,9 +199,19 @@ class Repetitions:
         """Nothing of the group can be measured here: it is said, and a run that goes on need not try again."""
         self._progress.say(f"{self._name}: skipped, because none of its rows can be measured here.")
         for repetition in left:
-            self._once(repetition, self._plans[group, repetition], ())
+            self._once(repetition, self._plans[group, repetition])
 
-    def _once(self, repetition: int, segments: Sequence[Segment], later: Sequence[Segment]) -> None:
+    def _later_s(self, group: int) -> float:
+        """How long the groups after this one will take: what is left of each, and its start."""
+        later = [key for key in self._left if key[0] > group]
+        starts = [each for number in {key[0] for key in later} for each in scenario.of_group(self._matrix, number)]
+        segments = [segment for key in later for segment in useful(self._plans[key], self.failures)]
+        return GUESS_START_S * len(starts) + scenario.seconds_left(segments, self._last_s)
+
+    def _once(
+        self, repetition: int, segments: Sequence[Segment], later: Sequence[Segment] = (), later_s: float = 0.0
+    ) -> None:
+        """`later`: the segments of the group after these; `later_s`: how long the groups after it will take."""
         times: list[float | None] = []
         for at, segment in enumerate(segments):
             if not is_useful(segments, at, self.failures):
@@ -202,7 +219,7 @@ class Repetitions:
                 times.append(None)
                 continue
             remaining = useful(segments, self.failures, at) + useful(later, self.failures)
-            left_s = scenario.seconds_left(remaining, self._last_s)
+            left_s = scenario.seconds_left(remaining, self._last_s) + later_s
             self._progress.update(
                 f"{self._name}: repetition {repetition + 1} of {self._amounts.reps}, {segment.scenario}, "
                 f"about {duration(left_s)} left"

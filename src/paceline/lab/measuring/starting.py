@@ -3,9 +3,11 @@
 Called by lab/measuring/repetitions. Starts and returns; waiting, measuring and ending are others' business.
 """
 
+import importlib.metadata
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -144,6 +146,7 @@ class Starter:
         hosts = {"ps": self._ports.addresses(scenario.num_ps), "worker": self._ports.addresses(scenario.num_workers)}
         self._ports.before_start()
         cluster = [f"--{job}-hosts={','.join(addresses)}" for job, addresses in hosts.items()]
+        cluster += ["--sync"] if scenario.settings.mode == "sync" else []
         for job, addresses in hosts.items():
             for task in range(len(addresses)):
                 command = [peers_python(), str(script), *self._data, *cluster, "--job", job, "--task", str(task)]
@@ -205,6 +208,15 @@ def peers_python() -> str:
     """That of `make peers`, when it came to its end; else our own, which may have some of what peers need."""
     installed = in_clone(PEERS_VENV / ".installed")
     return str(installed.parent / "bin" / "python") if installed else sys.executable
+
+
+def peers_versions(names: Sequence[str]) -> dict[str, str]:
+    """What `make peers` has installed of these packages; nothing where it did not come to its end."""
+    installed = in_clone(PEERS_VENV / ".installed")
+    places = [str(place) for place in installed.parent.glob("lib/python*/site-packages")] if installed else []
+    every = importlib.metadata.distributions(path=places) if places else ()
+    found = sorted((each.name.lower().replace("_", "-"), each.version) for each in every)  # a wheel may say a_b for a-b
+    return {f"{name} of the peers": version for name, version in found if name in names}
 
 
 def peer(what: str) -> Path:

@@ -19,10 +19,12 @@ import psutil
 
 from paceline.cluster.spec import Task
 from paceline.errors import ClusterError
+from paceline.lab import estimate
 from paceline.lab.cells import REMARK, Cell, Finished, Runs, Table, Verdicts
+from paceline.lab.estimate import Ahead
 from paceline.lab.measuring.hosts import lacking
 from paceline.lab.measuring.interrupts import undisturbed
-from paceline.lab.measuring.meters import RunMeter
+from paceline.lab.measuring.meters import RunMeter, telemetry_cost
 from paceline.lab.measuring.processes import Failed, Process
 from paceline.lab.measuring.starting import check_lane, slug
 from paceline.lab.progress import Progress, duration
@@ -41,28 +43,33 @@ TOLD_LINES = 6  # of a traceback
 class WholeRuns:
     """The tables of whole runs of one matrix."""
 
-    def __init__(self, matrix: Matrix, results: ResultFile, progress: Progress, kept: Kept | None = None) -> None:
+    def __init__(
+        self, matrix: Matrix, results: ResultFile, progress: Progress, ahead: Ahead, kept: Kept | None = None
+    ) -> None:
         self.failures: dict[str, str] = {}
         self._matrix = matrix
         self._results = results
         self._progress = progress
+        self._ahead = ahead
         self._kept = kept or Kept()
         cells = [cell for table in matrix.tables for cell in table.cells]
         self._count = len(cells)
-        self._skipped = sum(self._kept.of(cell) is not None for cell in cells)
-        self._done = 0  # of those that are not skipped
-        self._began_s = time.monotonic()
+        self._waiting = [cell.title for cell in cells if self._kept.of(cell) is None]  # those that did not begin yet
+        self._is_all_kept = not self._waiting
+        self._ended: list[tuple[float, float]] = []  # seconds that were expected, and that it took
         self._environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
     def run(self, folder: Path) -> None:
         """From the first run to the last table."""
         meter = RunMeter()
+        every: list[tuple[Cell, Finished]] = []
         for table in self._matrix.tables:
             lines, ended = [], []
             for cell in table.cells:
                 line, done = self._line(table, cell, folder)
                 lines.append(line)
                 ended.append((cell, done))
+            every += ended
             if table.is_listed:
                 self._progress.table(table.title, table.head, lines)  # 3
                 self._progress.say(table.note)
@@ -70,7 +77,9 @@ class WholeRuns:
                 self._judge(table.verdicts, ended)
             if not table.is_listed:
                 self._progress.say(table.note)
-        if self._skipped == self._count:
+        if cost := telemetry_cost(every):
+            self._progress.say(cost)
+        if self._is_all_kept:
             return
         others = meter.others()
         self._results.others(others)
@@ -89,6 +98,7 @@ class WholeRuns:
         if kept is not None:
             return (*cell.labels, *table.line(cell, kept)), kept
         paths = RunPaths(unused(folder / slug(cell.title)))
+        self._waiting.remove(cell.title)
         began_s = time.monotonic()
         try:
             check_lane(cell.settings)
@@ -102,9 +112,9 @@ class WholeRuns:
             why = f"{error}{seed_hint(cell, str(error))}"
             self._fail(table, cell, paths, why)
             return table.blank(cell, why), Finished(failed=why)
-        finally:
-            self._done += 1
-        self._results.cell(table, cell, done, line, time.monotonic() - began_s, paths.root.name)
+        took_s = time.monotonic() - began_s
+        self._ended.append((self._ahead.cells_s[cell.title], took_s))
+        self._results.cell(table, cell, done, line, took_s, paths.root.name)
         return line, done
 
     def _fail(self, table: Table, cell: Cell, paths: RunPaths, why: str) -> None:
@@ -132,22 +142,17 @@ class WholeRuns:
         while not process.is_gone(LOOK_S):
             passed_s = time.monotonic() - began_s
             self._progress.update(
-                f"{self._matrix.name}: run {self._skipped + self._done + 1} of {self._count}, {cell.title}, "
-                f"{duration(passed_s)}, "
-                f"{self._left(passed_s)}"
+                f"{self._matrix.name}: run {self._count - len(self._waiting)} of {self._count}, {cell.title}, "
+                f"{duration(passed_s)}, about {duration(self._left_s(cell, passed_s))} left"
             )
             if passed_s > cell.limit_s:
                 raise Failed(f"{too_long(cell)}; its log: {closing.shown(process.log)}")
 
-    def _left(self, passed_s: float) -> str:
-        """How long it will still take, if the runs that remain take as long as those before them."""
-        then = ", then the rows side by side" if self._matrix.rows else ""
-        left = self._count - self._skipped - self._done - 1
-        if not self._done:
-            return f"{left} runs left{then}"
-        each_s = (time.monotonic() - self._began_s - passed_s) / self._done
-        left_s = max(0.0, each_s - passed_s) + each_s * left
-        return f"about {duration(left_s)} left{then}"
+    def _left_s(self, cell: Cell, passed_s: float) -> float:
+        """Of the whole matrix: this run, those that wait, and the rows side by side."""
+        this_s = estimate.left_s([self._ahead.cells_s[cell.title]], self._ended)
+        later_s = estimate.left_s([self._ahead.cells_s[title] for title in self._waiting], self._ended)
+        return max(0.0, this_s - passed_s) + later_s + self._ahead.rows_s
 
 
 def too_long(cell: Cell) -> str:

@@ -26,6 +26,7 @@ class Lines(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[Line, ...]
     ideal: Line | None = None
     is_counted: bool = False  # x are whole numbers, and both axes begin at 0
+    is_doubled: bool = False  # x are 1, 2, 4, …: as far apart on paper, each with its number; y begins at 0
 
 
 class Group(msgspec.Struct, frozen=True):

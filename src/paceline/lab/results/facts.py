@@ -10,13 +10,11 @@ import msgspec
 
 from paceline.lab import cells
 from paceline.lab.matrices import carrier_matrix, overhead
+from paceline.lab.results.cables import Cable, cable
 from paceline.lab.results.figures import slowed
 from paceline.lab.results.lines import Line, Measured, Result, Segment
 from paceline.lab.tables import quantile
 
-# What a raw socket carries on loopback, there and back together, where the result has no row of its own for it: 40 MB
-# each way in 20 to 24 ms (docs/results/overhead-*.jsonl).
-LOOPBACK_BYTES_PER_S = 3.4e9
 LOADS = {overhead.SOCKET: None, carrier_matrix.SOCKET: carrier_matrix.SOCKET_BYTES}  # None: as the settings say
 COMPUTE, DATA, BOTH, EXCHANGE = "compute", "data", "compute (with data)", "push and pull"  # parts of a worker's step
 LONG_START = 0.50  # of a run's time: its numbers are more of the start than of the steps
@@ -67,7 +65,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerFacts, ...] = ()
     ps: tuple[PsFacts, ...] = ()
     machine_cores: int | None = None
-    link_share: float | None = None  # of what the lane carries, of the fullest pair
+    link_share: float | None = None  # of what the lane carries, by all pairs together
+    cable: Cable | None = None  # one whose rate is known
+    client_share: float | None = None  # in-graph: of a step, that the client does not only wait
     lane: str = ""
     start_share: float | None = None  # of the run's time that no worker trained
     is_told: bool = True  # the script told how long it trained; else evaluating is in that share too
@@ -105,6 +105,10 @@ class _Seconds(msgspec.Struct, frozen=True):
     seconds: float | None = None
 
 
+class _Client(msgspec.Struct, frozen=True):
+    client_us: dict[str, float] = {}
+
+
 def facts(result: Result, cell: Measured) -> Facts:
     """Everything that is known of a whole run."""
     trained, told = trained_s(cell), _told_s(cell)
@@ -116,6 +120,8 @@ def facts(result: Result, cell: Measured) -> Facts:
         ps=tuple(_ps(cell, ps, trained, has_cores) for ps in cell.ps),
         machine_cores=result.origin.cores,
         link_share=_link_share(result, cell, trained),
+        cable=cable(cell, trained),
+        client_share=_client_share(cell),
         lane=" and ".join(sorted({pair.lane for pair in cell.pairs if pair.lane})),
         start_share=start_share,
         is_told=told is not None,
@@ -143,6 +149,15 @@ def _told_s(cell: Measured) -> float | None:
         return msgspec.json.decode(cell.told, type=_Seconds).seconds
     except msgspec.MsgspecError:
         return None  # a shape of the script's own
+
+
+def _client_share(cell: Measured) -> float | None:
+    try:
+        parts = msgspec.json.decode(cell.told, type=_Client).client_us
+    except msgspec.MsgspecError:
+        return None  # a shape of the script's own
+    whole = sum(parts.values())
+    return 1 - parts[WAIT] / whole if whole > 0 and WAIT in parts else None
 
 
 def _worker(
@@ -176,21 +191,22 @@ def _ps(cell: Measured, ps: cells.Ps, trained: float | None, has_cores: bool) ->
 
 
 def _link_share(result: Result, cell: Measured, trained: float | None) -> float | None:
-    """Of tcp on one host: all pairs share it. Of other lanes nobody knows what they carry."""
-    pairs = cell.pairs
+    """Of tcp on one host, where the same result has a raw socket: all pairs share it. Of other lanes nobody knows what
+    they carry; of a cable between hosts only where it was limited (lab/results/cables)."""
+    pairs, speed = cell.pairs, socket_speed(result)
     if not pairs or not trained or any(pair.lane != "tcp" for pair in pairs) or "--hosts" in cell.command:
         return None
-    return sum(pair.pushed_bytes + pair.pulled_bytes for pair in pairs) / trained / socket_speed(result)
+    return sum(pair.pushed_bytes + pair.pulled_bytes for pair in pairs) / trained / speed if speed else None
 
 
-def socket_speed(result: Result) -> float:
-    """Bytes a second on loopback: measured beside, where it was."""
+def socket_speed(result: Result) -> float | None:
+    """Bytes a second on loopback, there and back together, as measured beside; None: nobody looked."""
     for scenario, load_bytes in LOADS.items():
         size = load_bytes or result.origin.settings.get("carrier_bytes")
         times = [max(each.us) for each in result.segments if each.scenario == scenario and each.us]
         if times and isinstance(size, int):
             return 2 * size / (quantile(times, 0.25) * 1e-6)
-    return LOOPBACK_BYTES_PER_S
+    return None
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

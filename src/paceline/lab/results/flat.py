@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.lab.results import reading
 from paceline.lab.results.figures import figures, logged, slowed
-from paceline.lab.results.lines import NAME, Measured, Origin, Result, Said
+from paceline.lab.results.lines import NAME, Measured, Result, Said
 from paceline.telemetry.usage import GpuUse, Spread, TaskUse
 
 CSV = "results.csv"
@@ -32,7 +32,7 @@ def write(folder: Path) -> Path:
 
 def as_csv(result: Result) -> str:
     """The text of results.csv."""
-    facts = _facts(result.origin)
+    facts = _facts(result)
     told = [{**each, **facts} for each in rows(result)]
     names = dict.fromkeys([*FIRST, *(name for each in told for name in each if name not in facts), *facts])
     text = io.StringIO()
@@ -42,9 +42,12 @@ def as_csv(result: Result) -> str:
     return text.getvalue()
 
 
-def _facts(origin: Origin) -> Flat:
+def _facts(result: Result) -> Flat:
     """The columns that all lines share."""
-    return {**{name: getattr(origin, name) for name in FACTS}, **origin.versions, "gpus": "; ".join(origin.gpus)}
+    origin = result.origin
+    listed = {"gpus": "; ".join(origin.gpus), "seeds": "; ".join(map(str, origin.seeds))}
+    named = {name: getattr(origin, name) for name in FACTS}
+    return {**named, **origin.versions, **listed, "repetitions": origin.settings.get("reps", "")}
 
 
 def rows(result: Result) -> Iterable[Flat]:

@@ -3,7 +3,9 @@
 Called by lab/results/report and lab/results/telling with what lab/results/facts found. Pure. Must never guess: where a
 rule's facts were not measured it does not apply, and when none does, the verdict says what is missing.
 
-The rules, in this order; the first that holds is the verdict:
+Two are first, because those runs may have made few steps, or none of their own: a cable between hosts whose rate is
+known is full (full_cable); an in-graph client told how busy it is (client). Then the rules in this order; the first
+that holds is the verdict:
 1. slowest worker: the others wait a good part of their time, and one of them computes longer than the rest,
 2. ps CPU: a ps applies updates nearly all the time, or uses nearly a whole core,
 3. link: the bytes of a second are near what the lane carries,
@@ -18,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from paceline.lab.results.facts import BOTH, COMPUTE, DATA, EXCHANGE, LONG_START, Facts, PsFacts
+from paceline.lab.results.facts import BOTH, COMPUTE, DATA, EXCHANGE, FEEDS, LONG_START, Facts, PsFacts
 from paceline.telemetry.limit import Limit
 
 MUCH_WAIT = 0.20  # of a step: more than rounds cost by themselves
@@ -29,6 +31,8 @@ LINK_FULL = 0.70  # of what the lane carries
 MUCH_DATA = 0.25  # of a step
 MOST_COMPUTE = 0.50  # of a step
 MUCH_EXCHANGE = 0.25  # of a step
+CLIENT_BUSY = FEEDS  # of a step
+FEWER_BYTES = "--wire bfloat16, --mode local, larger batches"
 FULL_MACHINE = 0.90  # of all cores
 PS_ROOM = 0.20  # of the time: below it another ps saves next to nothing
 WAITED_FOR = 0.50  # of the wait that a slow worker explains: with less the others do not wait for that one
@@ -64,7 +68,7 @@ def verdict(facts: Facts) -> Verdict:
 and uses 0.12 cores. \
 A second worker would pay as long as cores are free (how many there are is not known); a second ps would not.
     """
-    rules = (few, *RULES)
+    rules = (full_cable, client, few, *RULES)
     found = next((told for rule in rules if (told := rule(facts)) is not None), None) or _nothing(facts)
     return msgspec.structs.replace(found, remark=_remark(facts))
 
@@ -72,8 +76,47 @@ A second worker would pay as long as cores are free (how many there are is not k
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
+def full_cable(facts: Facts) -> Verdict | None:
+    """Before all others: where a cable is full there are few steps."""
+    cable = facts.cable
+    if cable is None or cable.share < LINK_FULL:
+        return None
+    who = f", on the way to {' and '.join(cable.behind)}" if cable.behind else ""
+    near = [worker.wait_share for worker in facts.workers if worker.name not in cable.behind]
+    waits = max((wait for wait in near if wait is not None), default=None)
+    advice = f"Fewer bytes would pay ({FEWER_BYTES})"
+    if waits is not None and waits >= MUCH_WAIT:
+        who += f", and the others wait {_percent(waits)} of their time"
+        advice += ", or a mode that does not wait for it (async, k of n); another worker or ps would not"
+    elif waits is not None:
+        who += "; the others hardly wait for it"
+        advice += " for whoever is behind it; for the others it changes nothing"
+    else:
+        advice += "; another worker or ps behind the same cable would not"
+    because = f"the bytes keep the cable of {cable.rate} busy {_percent(cable.share)} of the time{who}"
+    return Verdict(limit=Limit.LINK, because=because, advice=advice)
+
+
+def client(facts: Facts) -> Verdict | None:
+    """Also before `few`: the towers of an in-graph run make no steps of their own."""
+    share = facts.client_share
+    if share is None:
+        return None
+    if share >= CLIENT_BUSY:
+        return Verdict(
+            limit=Limit.CLIENT,
+            because=f"it is busy {_percent(share)} of a step, and its workers wait meanwhile",
+            advice="A further worker would wait for it; workers with data of their own would pay (between-graph)",
+        )
+    return Verdict(
+        limit=Limit.COMPUTE,
+        because=f"the client waits {_percent(1 - share)} of a step for its workers",
+        advice="A further worker would pay as long as cores are free",
+    )
+
+
 def few(facts: Facts) -> Verdict | None:
-    """Before all others: too little ran to say anything."""
+    """Before the rest: too little ran to say anything."""
     if facts.num_steps is None or facts.num_steps >= FEW_STEPS:
         return None
     steps = f"{facts.num_steps} step{'' if facts.num_steps == 1 else 's'}"
@@ -132,7 +175,7 @@ def link(facts: Facts) -> Verdict | None:
         limit=Limit.LINK,
         because=f"the bytes of a second are {_percent(facts.link_share)} of what {facts.lane or 'the lane'} carries",
         advice=f"{_one_more_worker(facts)} would not pay; a second ps would only behind a link of its own; fewer bytes "
-        "would (--wire bfloat16, --mode local, larger batches)",
+        f"would ({FEWER_BYTES})",
     )
 
 
@@ -145,7 +188,7 @@ def feeder(facts: Facts) -> Verdict | None:
         limit=Limit.FEEDER,
         because=_parts(shares, DATA),
         advice="A loader that reads ahead would pay first; " + _pay_workers(facts) + ", each with a share of the data; "
-        + _no_ps(facts),
+        + _pay_ps(facts),
     )  # fmt: skip
 
 
@@ -156,7 +199,7 @@ def compute(facts: Facts) -> Verdict | None:
     if shares is None or shares[part] < MOST_COMPUTE:
         return None
     because = _parts(shares, part) + "".join(f"; {_of_ps(ps)}" for ps in facts.ps if _of_ps(ps))
-    return Verdict(limit=Limit.COMPUTE, because=because, advice=f"{_pay_workers(facts)}; {_no_ps(facts)}")
+    return Verdict(limit=Limit.COMPUTE, because=because, advice=f"{_pay_workers(facts)}; {_pay_ps(facts)}")
 
 
 def exchange(facts: Facts) -> Verdict | None:
@@ -204,15 +247,26 @@ def _nothing(facts: Facts) -> Verdict:
 
 
 def _ps_room(facts: Facts) -> str:
-    """What another ps could save at most: its half of the applying."""
-    busy = [ps.busy_share for ps in facts.ps if ps.busy_share is not None]
-    if not busy or len(busy) < len(facts.ps):
+    """What another ps would bring, and why; "" where nobody knows."""
+    if _most_busy(facts) is None:
         return ""
     known = " and ".join(_of_ps(ps) for ps in facts.ps)
-    if max(busy) < PS_ROOM:
-        return f"as {known}, another ps would not pay"
-    saved = max(busy) / (len(busy) + 1)
-    return f"as {known}, {_one_more(len(busy), 'ps')} would save at most {_percent(saved)} of the time"
+    saved = _saved(facts)
+    return f"as {known}, {_one_more(len(facts.ps), 'ps')} {saved}" if saved else f"as {known}, another ps would not pay"
+
+
+def _saved(facts: Facts) -> str:
+    """What another ps would save at most: its part of the applying; "" where that is next to nothing, or not known."""
+    busy = _most_busy(facts)
+    if busy is None or busy < PS_ROOM:
+        return ""
+    return f"would save at most {_percent(busy / (len(facts.ps) + 1))} of the time"
+
+
+def _most_busy(facts: Facts) -> float | None:
+    """Of the time, that the busiest ps applies; None when any of them is not known."""
+    busy = [ps.busy_share for ps in facts.ps if ps.busy_share is not None]
+    return max(busy) if busy and len(busy) == len(facts.ps) else None
 
 
 def missing(facts: Facts) -> Sequence[str]:
@@ -289,8 +343,10 @@ def _if_cores(facts: Facts) -> str:
     return f", on another machine ({_crowd(facts)})" if _crowd(facts) else ""
 
 
-def _no_ps(facts: Facts) -> str:
-    return f"{_one_more(len(facts.ps), 'ps')} would not" if facts.ps else "there is no ps"
+def _pay_ps(facts: Facts) -> str:
+    if not facts.ps:
+        return "there is no ps"
+    return f"{_one_more(len(facts.ps), 'ps')} {_saved(facts) or 'would not'}"
 
 
 def _remark(facts: Facts) -> str:

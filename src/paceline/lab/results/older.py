@@ -1,12 +1,17 @@
-"""WHAT did the rows of an older file compare? Their lines have only titles; the segments beside them have the names.
+"""WHAT does a line not say itself, though the file has it? What a row compared; samples a second; repetitions.
 
-Called by lab/results/reading. Pure. Must never touch a row that says it itself.
+Called by lab/results/reading. Pure. Must never change what a line says itself and the file bears out.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 from paceline.lab import scenario
-from paceline.lab.results.lines import AGAIN, Line, Segment
+from paceline.lab.cells import Worker
+from paceline.lab.results.lines import AGAIN, Line, Measured, Origin, Segment
+
+OF_100 = "accuracy_script"  # what trained with batches of 100 before it told so
 
 
 def named(rows: list[Line], segments: list[Segment]) -> list[Line]:
@@ -33,3 +38,35 @@ def named(rows: list[Line], segments: list[Segment]) -> list[Line]:
         msgspec.structs.replace(row, scenario=mine, beside=beside)
         for row, (mine, beside) in zip(rows, of_row, strict=True)
     ]
+
+
+def counted(origin: Origin, cells: Sequence[Measured]) -> Origin:
+    """Of a file of whole runs alone: with how often they ran; an older one says how often rows would have."""
+    others = {name: value for name, value in origin.settings.items() if name != "reps"}
+    reps = {"reps": len({cell.repetition for cell in cells})} if cells else {}
+    return msgspec.structs.replace(origin, settings={**reps, **others})
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    batch: int | None = None
+
+
+def rated(cell: Measured) -> Measured:
+    """With samples a second where a worker could not count them, because its loader is the script's own: of a script
+    that tells its batch, by the mean step."""
+    if all(worker.samples_per_s is not None for worker in cell.workers):
+        return cell
+    try:
+        batch = msgspec.json.decode(cell.told, type=_Batch).batch
+    except msgspec.MsgspecError:
+        batch = None  # a shape of the script's own
+    if batch is None and any(word.endswith(OF_100) for word in cell.command):
+        batch = 100
+    return msgspec.structs.replace(cell, workers=[_rated(worker, batch) for worker in cell.workers])
+
+
+def _rated(worker: Worker, batch: int | None) -> Worker:
+    if worker.samples_per_s is not None or not batch or not worker.steps or worker.split_ms is None:
+        return worker
+    step_s = worker.split_ms.step * 1e-3
+    return msgspec.structs.replace(worker, samples_per_s=batch / step_s) if step_s > 0 else worker

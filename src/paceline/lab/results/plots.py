@@ -112,7 +112,13 @@ def _lines(picture: Lines) -> Figure:
     if picture.ideal is not None:
         axes.plot(*_finite(picture.ideal), color=GREY, linewidth=1, linestyle=":", label=f" {picture.ideal.label}")
         labels.append(picture.ideal.label)
-    if not picture.is_counted and is_wide(picture.lines):
+    if picture.is_doubled:
+        known = sorted({x for line in picture.lines for x in line.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(known, [f"{x:g}" for x in known])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    elif not picture.is_counted and is_wide(picture.lines):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

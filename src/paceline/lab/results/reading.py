@@ -161,10 +161,12 @@ def read(path: Path) -> Result:
     cells = [_cell(path, number, line) for _, number, line in _of(kinds, "cell")]
     known = {"provenance", "cell", "verdicts", "segment", "idle", "others", "failed", "row", "soak", "end"}
     rows = older.named(rows, segments)
+    cells = _last(cells, lambda cell: (cell.table, cell.title))
+    origins = [_shaped(path, number, line, Origin) for _, number, line in _of(kinds, "provenance")]
     found = Result(
         path=path,
-        origins=[_shaped(path, number, line, Origin) for _, number, line in _of(kinds, "provenance")],
-        cells=_last(cells, lambda cell: (cell.table, cell.title)),
+        origins=origins if rows or segments else [older.counted(each, cells) for each in origins],
+        cells=cells,
         said=_said(path, kinds),
         rows=rows,
         segments=segments,
@@ -244,7 +246,7 @@ def _origin(path: Path) -> Origin:
 
 def _cell(path: Path, number: int, line: bytes) -> Measured:
     cell = _shaped(path, number, line, Measured)
-    return msgspec.structs.replace(cell, ticks=_ticks(_run_dir(path, cell)))
+    return msgspec.structs.replace(older.rated(cell), ticks=_ticks(_run_dir(path, cell)))
 
 
 def _ticks(run_dir: Path | None) -> list[Ticked]:

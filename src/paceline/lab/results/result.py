@@ -10,19 +10,20 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 from paceline.lab.axes import seeds_of
 from paceline.lab.cells import Cell, Finished, Table
 from paceline.lab.matrices.soak import COLUMNS, Soaked, lines
 from paceline.lab.measuring.processes import Times, output_of
+from paceline.lab.measuring.starting import peers_versions
 from paceline.lab.results.lines import NAME
 from paceline.lab.scenario import Amounts, Matrix, Row, Segment
 from paceline.lab.tables import Summary
@@ -30,6 +31,7 @@ from paceline.launchers import gpus
 from paceline.version import VERSION
 
 VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "numpy")  # beside torch and python
+PEERS, PEERS_HAVE = "peers", ("numpy", "ray", "tensorflow-cpu", "torch")  # a matrix whose systems have their own venv
 TOLD = ("mode", "lane", "placement", "slow", "chaos")  # settings that are said in any case
 
 
@@ -65,7 +67,10 @@ def provenance(matrix: str, amounts: Amounts, now_s: float, plan: str = "", seed
         matrix=matrix,
         changes=_hash(differs.encode()) if differs else None,
         plan=plan,
-        versions={name: version for name in VERSIONS if (version := _version(name)) is not None},
+        versions={
+            **{name: version for name in VERSIONS if (version := _version(name)) is not None},
+            **(peers_versions(PEERS_HAVE) if matrix == PEERS else {}),
+        },
         gpus=gpus.models(),
         seeds=list(seeds),
         date=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now_s)),
@@ -76,16 +81,18 @@ def provenance(matrix: str, amounts: Amounts, now_s: float, plan: str = "", seed
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()}",
         cpu=_cpu(),
-        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        cores=usable_cores(),
         load=os.getloadavg(),
         settings=amounts,
     )
 
 
 def provenance_of(matrix: Matrix, now_s: float) -> Provenance:
-    """The same, of a whole matrix."""
+    """The same, of a whole matrix: its rows are repeated as its amounts say, whole runs alone as often as they run."""
     cells = [cell for table in matrix.tables for cell in table.cells]
-    return provenance(matrix.name, matrix.amounts, now_s, plan_of(matrix), seeds_of(cells))
+    reps = matrix.amounts.reps if matrix.rows else len({cell.repetition for cell in cells}) or 1
+    amounts = msgspec.structs.replace(matrix.amounts, reps=reps)
+    return provenance(matrix.name, amounts, now_s, plan_of(matrix), seeds_of(cells))
 
 
 def plan_of(matrix: Matrix) -> str:

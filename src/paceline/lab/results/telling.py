@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.lab import tables
 from paceline.lab.cells import NONE, NOT_BROKEN, REMARK, mark
+from paceline.lab.results import pushing
 from paceline.lab.results.facts import facts, parts_of, row_words
 from paceline.lab.results.limits import Verdict, verdict
 from paceline.lab.results.lines import Failure, Line, Measured, Origin, Result, families
@@ -78,7 +79,7 @@ def _whole_runs(result: Result, title: str) -> Section:
         title=f"{title}: every run" if is_said else title,
         columns=(*columns, REMARK),
         lines=lines,
-        words=limits(result, cells),
+        words=[*limits(result, cells), *pushing.words(cells, result.origin.cores)],
     )
 
 
@@ -105,7 +106,7 @@ def limits(result: Result, cells: list[Measured]) -> list[tuple[str, str]]:
     found = {
         _of_several(name, runs): verdict(facts(result, runs[0]))
         for name, runs in families(cells).items()
-        if runs[0].workers  # a process alone has nobody to wait for
+        if runs[0].workers or facts(result, runs[0]).cable  # a process alone has nobody to wait for
     }
     alike: dict[str, list[str]] = {}
     for name, each in found.items():
@@ -220,7 +221,7 @@ def provenance(result: Result) -> list[tuple[str, str]]:
 
 
 def _settings(result: Result, origin: Origin) -> str:
-    """How much was measured side by side; whole runs have all of theirs in their commands."""
+    """How much was measured side by side; whole runs have theirs in their commands, but for how often they ran."""
     is_whole = not result.rows and not result.segments and bool(result.cells or result.said)
     told = {name: value for name, value in origin.settings.items() if not is_whole or (name == "reps" and value != 1)}
     return ", ".join(f"{name} {value}" for name, value in told.items())

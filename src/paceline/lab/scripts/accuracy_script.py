@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline
 from paceline.datasets import mnist
+from paceline.lab.scripts import curves
 from paceline.lab.scripts.curves import TOLD
 from paceline.lab.scripts.learned import Learned, Point
 from paceline.lab.scripts.mnist_script import folder_of
@@ -28,6 +29,7 @@ from paceline.launchers.demos.mnist import accuracy
 from paceline.models.mlp import document_000
 
 BATCH = 100
+LOOKS = 10  # at a model on its way, while it makes --epochs
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -76,9 +78,33 @@ class Digits:
         return Point(updates, accuracy(model, images, labels), digest.hexdigest())
 
 
+class Course:
+    """Copies of a model on its way. They are evaluated when all is trained: no evaluation is in what is timed, and
+    nobody waits for one."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._seed = args.seed
+        self._every: int = max(1, args.epochs // LOOKS)
+        self._copies: list[tuple[float, int, dict[str, torch.Tensor]]] = []
+
+    def is_due(self, number: int) -> bool:
+        """After epoch `number`, counted from 0."""
+        return (number + 1) % self._every == 0
+
+    def keep(self, model: nn.Module, updates: int, at_s: float) -> None:
+        self._copies.append((at_s, updates, {name: value.clone() for name, value in model.state_dict().items()}))
+
+    def told(self, digits: Digits) -> list[curves.Point]:
+        shown, points = document_000(self._seed), []
+        for at_s, updates, values in self._copies:
+            shown.load_state_dict(values)
+            points.append(curves.Point(at_s, updates, digits.point(shown, updates).accuracy))
+        return points
+
+
 def alone(args: argparse.Namespace) -> Learned:
     """One process. Nothing here knows of a cluster."""
-    digits = Digits()
+    digits, course = Digits(), Course(args)
     model = document_000(args.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     points, epochs_s = [], []
@@ -88,15 +114,17 @@ def alone(args: argparse.Namespace) -> Learned:
             average(model, batches)
             optimizer.step()
         epochs_s.append(time.perf_counter() - began_s)
+        if course.is_due(number):
+            course.keep(model, (number + 1) * args.batches, sum(epochs_s))
         if (number + 1) % args.epochs == 0:
             points.append(digits.point(model, (number + 1) * args.batches))
-    return learned(points, epochs_s)
+    return learned(points, epochs_s, course.told(digits))
 
 
-def learned(points: list[Point], epochs_s: Sequence[float]) -> Learned:
+def learned(points: list[Point], epochs_s: Sequence[float], course: list[curves.Point]) -> Learned:
     """With the first epoch on its own, as the documents have it."""
     later = epochs_s[1:] or epochs_s
-    return Learned(points, epochs_s[0], sum(later) / len(later))
+    return Learned(points, epochs_s[0], sum(later) / len(later), course, BATCH)
 
 
 def average(model: nn.Module, batches: Sequence[Batch]) -> None:
@@ -113,23 +141,28 @@ def average(model: nn.Module, batches: Sequence[Batch]) -> None:
 
 
 def together(args: argparse.Namespace) -> None:
-    """One worker of a cluster. What each has when it ends is logged; the chief tells what all of them made."""
+    """One worker of a cluster. What each has when it ends is logged; the chief tells what all of them made, and what
+    it had itself on the way."""
     ctx = paceline.init()
-    digits = Digits()
+    digits, course = Digits(), Course(args)
     device = ctx.device if args.own_device else torch.device("cpu")
     if not ctx.is_chief:
         time.sleep(args.late_s)  # this is what is measured: a worker that somebody has started later
     model: nn.Module = document_000(args.seed).to(device)
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=args.lr))
+    began_s = time.perf_counter()
     for number in ctx.epochs(args.epochs):
         for images, labels in digits.epoch(args, ctx.worker_index, number):
             optimizer.zero_grad()
             cross_entropy(model(images.to(device)), labels.to(device)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+        if ctx.is_chief and course.is_due(number):
+            updates = ctx.global_step  # takes the answer to the last push, and with it the parameters
+            course.keep(model, updates, time.perf_counter() - began_s)
     ctx.log({"accuracy": digits.point(model, 0).accuracy})
     ctx.barrier()  # everybody's updates are in, and pulled
     if ctx.is_chief:
-        told = Learned([digits.point(model, ctx.global_step)])
+        told = Learned([digits.point(model, ctx.global_step)], course=course.told(digits), batch=BATCH)
         (folder_of(ctx) / TOLD).write_bytes(msgspec.json.encode(told))
 
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     placed = [[Task.parse(task) for task in host.split(",")] for host in args.hosts.split("/")]
     paths = RunPaths(args.run_dir)
     paths.create()
-    with interruptible(), there(placed, args.rate) as (cluster, at):
+    with interruptible(), there(placed, args.rate, args.every) as (cluster, at):
         whereabouts = {"run_id": paths.root.name, "run_dir": str(paths.root), "max_restarts": 0}
         settings = msgspec.convert({"run_id": "", **msgspec.json.decode(args.settings)}, Settings)
         settings = msgspec.structs.replace(settings, **whereabouts)
@@ -69,6 +69,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--hosts", required=True, help="tasks of a host with commas, hosts with slashes")
     parser.add_argument("--rate", default="", help="of the last host's cable, as tc writes it: 10mbit")
+    parser.add_argument("--every", action="store_true", help="--rate is of every host's cable")
     parser.add_argument("--settings", default="{}", help="as JSON")
     parser.add_argument(
         "-m", dest="program", nargs=argparse.REMAINDER, required=True, help="the module that every worker runs"
@@ -80,7 +81,9 @@ Places = dict[Task, Host | None]
 
 
 @contextmanager
-def there(placed: Sequence[Sequence[Task]], rate: str = "") -> Iterator[tuple[ClusterSpec, Places]]:
+def there(
+    placed: Sequence[Sequence[Task]], rate: str = "", is_of_every: bool = False
+) -> Iterator[tuple[ClusterSpec, Places]]:
     """1. Every task's address and host; None: the machine itself, where one host is asked for that cannot be had."""
     if len(placed) == 1 and lacking():
         with Reserved() as ports:
@@ -88,9 +91,9 @@ def there(placed: Sequence[Sequence[Task]], rate: str = "") -> Iterator[tuple[Cl
             ports.before_start()
             yield cluster_of(addresses), dict.fromkeys(placed[0])
         return
-    with hosts(len(placed)) as made:
-        if rate:
-            made[-1].limit(rate)
+    with hosts(len(placed), is_switched=is_of_every) as made:
+        for host in (made if is_of_every else made[-1:]) if rate else []:
+            host.limit(rate)
         at: Places = {task: host for host, tasks in zip(made, placed, strict=True) for task in tasks}
         addresses = {
             task: f"{host.address}:{FIRST_PORT + number}"

@@ -1,9 +1,12 @@
-"""HOW WELL was something learned, and by which bits? Told by lab/scripts/accuracy_script.
+"""HOW WELL was something learned, and by which bits? Told by lab/scripts/accuracy_script and in_graph_script.
 
-Read by lab/matrices/accuracy. Pure: no clock, no file, no torch.
+Read by lab/matrices/accuracy and lab/matrices/seeds; its course by lab/results/series. Pure: no clock, no file, no
+torch.
 """
 
 import msgspec
+
+from paceline.lab.scripts import curves
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -20,6 +23,9 @@ class Learned(msgspec.Struct, frozen=True):
     points: list[Point]
     first_epoch_s: float | None = None  # where no task of a cluster tells it
     epoch_s: float | None = None  # the mean of those after the first
+    course: list[curves.Point] = []  # accuracies on the way, with the time trained until then; an older file has none
+    batch: int | None = None  # samples of a worker's step
+    client_us: dict[str, float] = {}  # in-graph: where the client's mean step went, as lab/scripts/feeding divides it
 
     @property
     def last(self) -> Point:

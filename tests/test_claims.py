@@ -47,3 +47,14 @@ def test_every_file_of_results_is_named_somewhere() -> None:
     told = "\n".join(page.read_text() for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
     for path in (ROOT / "docs" / "results").iterdir():
         assert path.name in told, f"no page says what {path.name} is"
+
+
+def test_a_file_of_results_is_named_with_the_commit_that_measured_it() -> None:
+    """Of files from before provenance was kept, nobody knows it."""
+    told = dict(re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|", PAGE, re.MULTILINE))
+    assert set(told) == {path.name for path in (ROOT / "docs" / "results").iterdir()}
+    for name, commit in told.items():
+        text = (ROOT / "docs" / "results" / name).read_text()
+        found = sorted(set(re.findall(r'"commit": ?"([0-9a-f]{7})', text)))
+        is_changed = re.search(r'"is_changed": ?true', text) is not None
+        assert commit == (", ".join(found) + " and changes" * is_changed or "–"), name

@@ -148,7 +148,7 @@ def test_every_mode_has_its_section() -> None:
 
 OTHERS = {  # of mypy, kubectl, Slurm, torchrun and Ray
     "--strict", "--from-file", "--cpus-per-task", "--distribution", "--het-group", "--label", "--ntasks", "--output",
-    "--pty", "--nproc-per-node", "--standalone", "--working-dir",
+    "--pty", "--nproc-per-node", "--standalone", "--working-dir", "--address",
 }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_a_host_without_power_is_replaced(cluster: Make, gate: Gate) -> None:
     assert "lane tcp" in made.log_there(2, "worker-1"), "its ps is on the other host"
     made.hosts[1].stop_ssh()
     held["worker:1"].release()
-    gate.arrival().release()
+    gate.open()  # whether the chief comes here again depends on how far it was when the checkpoint was made
     run.ends_with(0)
     assert f"it starts on h2, at {made.hosts[2].address}:" in run.text
     assert made.summary["restarts_by_task"] == {"ps:0": 1, "worker:0": 1}

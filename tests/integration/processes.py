@@ -213,16 +213,19 @@ class Processes:
         return self.kill(left)
 
     def kill(self, left: list[psutil.Process] | None = None) -> list[str]:
-        told = []
+        told = {}
         for process in self.alive() if left is None else left:
             try:
-                told.append(f"{process.pid}: {' '.join(process.cmdline())}")
+                told[process.pid] = f"{process.pid}: {' '.join(process.cmdline())}"
                 process.kill()
             except psutil.Error:
                 continue
-        for process in self._started:
-            process.popen.wait(GONE_S)
-        return told
+        for started in self._started:
+            if started.pid not in told and started.popen.poll() is None:  # sshd writes its title over the mark
+                told[started.pid] = f"{started.pid}: {started.name}"
+                started.popen.kill()
+            started.popen.wait(GONE_S)
+        return list(told.values())
 
 
 class Arrival:
@@ -259,6 +262,11 @@ class Gate:
         """So many workers, by the name of their task."""
         came = [self.arrival() for _ in range(count)]
         return {each.text.split()[0]: each for each in came}
+
+    def open(self) -> None:
+        """Nobody need stand here any more: who does goes on, and so does who comes."""
+        self.path.unlink()
+        self.close()
 
     def close(self) -> None:
         for each in self._arrivals:

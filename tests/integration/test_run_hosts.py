@@ -176,7 +176,7 @@ def test_what_a_lost_host_had_goes_on_elsewhere(cluster: Cluster, gate: Gate) ->
     cluster.wait_for_checkpoint()
     cluster.lose("server1")
     held["worker:1"].release()
-    gate.arrival().release()
+    gate.open()  # whether the chief comes here again depends on how far it was when the checkpoint was made
     run.ends_with(0)
     assert "ps:0: server1 is lost; it starts on server2, at 127.0.0.1:" in run.text
     assert "worker:0: server1 is lost; it starts on server2" in run.text

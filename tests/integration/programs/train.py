@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import socket
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -51,7 +52,8 @@ class Faults:
                 self._stand_at(path, step)
 
     def _stand_at(self, path: str, step: int) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        gone = (FileNotFoundError, ConnectionError)  # the gate was opened for good
+        with suppress(*gone), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(os.path.relpath(path))
             connection.sendall(f"{self._ctx.job}:{self._ctx.task_index} step {step} pid {os.getpid()}\n".encode())
             connection.recv(1)

@@ -210,4 +210,4 @@ def test_I8_a_byte_now_and_then_does_not_hold_a_place_longer(
     took_s = time.monotonic() - began
     done.set()
     dripping.result()
-    assert 0.25 < took_s < 0.6
+    assert 0.25 < took_s < 1.0  # all of it would take 1.4 s

@@ -221,10 +221,12 @@ class Processes:
             except psutil.Error:
                 continue
         for started in self._started:
-            if started.pid not in told and started.popen.poll() is None:  # sshd writes its title over the mark
+            try:
+                started.popen.wait(GONE_S)
+            except subprocess.TimeoutExpired:  # sshd writes its title over the mark
                 told[started.pid] = f"{started.pid}: {started.name}"
                 started.popen.kill()
-            started.popen.wait(GONE_S)
+                started.popen.wait()
         return list(told.values())
 
 

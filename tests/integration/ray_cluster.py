@@ -55,8 +55,7 @@ class RayCluster:
 
     def start_head(self, num_cpus: int, *words: str, host: str = "127.0.0.1") -> None:
         """The first machine."""
-        with Reserved() as reserved:
-            ports = [address.rpartition(":")[2] for address in reserved.addresses(3)]
+        ports = free_ports(3)
         ports[0] = self._port or ports[0]
         head = ["--head", "--port", ports[0], "--ray-client-server-port", ports[1], "--temp-dir", str(self._folder)]
         self.address, self.client = f"{host}:{ports[0]}", f"ray://{host}:{ports[1]}"
@@ -70,8 +69,7 @@ class RayCluster:
 
         `is_beside`: it is nobody's child, and has its settings in memory, as KubeRay's; `is_newer`: Ray's second one.
         """
-        with Reserved() as reserved:
-            self._port = reserved.addresses(1)[0].rpartition(":")[2]
+        [self._port] = free_ports(1)
         config = self._folder / "autoscaling.json"
         config.write_text(json.dumps(growing(num_cpus, at_most, f"{host}:{self._port}")))
         self._more = {
@@ -127,6 +125,13 @@ class RayCluster:
         """Whether nothing of a run is left, at the latest after a while."""
         _, left = psutil.wait_procs(self.tasks(), timeout=2 * GONE_S)
         return not left
+
+
+def free_ports(count: int) -> list[str]:
+    """None that the system gives to others by itself (from 32768 on): Ray takes some of those before it listens here."""
+    first = 20_000 + secrets.randbelow(11_000)
+    with Reserved() as reserved:
+        return [str(port) for port in reserved.anywhere(count, (first, first + 1000))]
 
 
 def growing(num_cpus: int, at_most: int, address: str) -> dict[str, object]:

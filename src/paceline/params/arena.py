@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,14 @@ class Arena:
             self.fd = None
 
 
+def mover() -> Callable[[int, int, int], None]:
+    """Copies so many bytes to an address from another, as the system's library does it: above some kilobytes it takes
+    no line of memory from another core's cache before it writes there, which is most of what plain stores cost to
+    memory that somebody else reads."""
+    move: Callable[[int, int, int], None] = _libc().memmove
+    return move
+
+
 def _mapped(fd: int, size_bytes: int, is_writable: bool) -> memoryview:
     """What lies behind a descriptor, until the last view of it is gone. Python's own mmap would keep a second
     descriptor open for as long, one a mapping."""
@@ -111,4 +120,5 @@ def _libc() -> Any:
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
     ]  # fmt: skip
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.memmove.argtypes, libc.memmove.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], None
     return libc

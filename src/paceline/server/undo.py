@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from paceline.params.arena import mover
 from paceline.params.layout import align
 from paceline.server.memory import Memory
 from paceline.views import flat
@@ -19,6 +20,7 @@ DONE = 0xFF
 HEAD_BYTES = 64  # of an area: how many kinds of optimizer state there were
 
 Regions = Callable[[int], Sequence[torch.Tensor]]
+Move = tuple[int, int, int, torch.Tensor]  # addresses, to and from, and bytes; and whose they are, so that it stays
 
 
 class Undo:
@@ -34,7 +36,9 @@ class Undo:
         self._forget = forget
         self._areas: list[torch.Tensor] = []
         self._counts: list[int] = []  # regions that each area holds, as its head says
-        self._pairs: dict[tuple[int, int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._is_small = num_blocks == 1
+        self._move = mover()
+        self._moves: dict[tuple[int, int, int], list[Move]] = {}
         self._growth = 0
         self._others: Regions | None = None
         self._job = 0
@@ -53,13 +57,18 @@ class Undo:
         self._counts += [0] * (areas - len(self._counts))
 
     def save(self, area: int, block: int) -> None:
-        """Copy the block as it is, then say so."""
-        pairs = self._pairs.get((area, block, self._growth)) or self._lay(area, block, self._growth)
-        for kept, region in pairs:
-            kept.copy_(region)
-        if self._counts[area] != len(pairs):
-            self._areas[area][:8].view(torch.int64)[0] = self._counts[area] = len(pairs)
+        """Copy the block as it is, then say so. Parameters that fit a core's cache are then written over themselves:
+        workers have read them, and all of that memory is taken from their caches at once for less than the update would
+        pay, line by line."""
+        moves = self._moves.get((area, block, self._growth)) or self._lay(area, block, self._growth)
+        for kept, region, size, _ in moves:
+            self._move(kept, region, size)
+        if self._counts[area] != len(moves):
+            self._areas[area][:8].view(torch.int64)[0] = self._counts[area] = len(moves)
         self._marks[block] = self._job | (area + 1)
+        if self._is_small and self._others is None:
+            kept, parameters, size, _ = moves[0]
+            self._move(parameters, kept, size)
 
     def done(self, block: int) -> None:
         self._marks[block] = self._job | DONE
@@ -67,23 +76,23 @@ class Undo:
     def grown(self) -> None:
         """There are more regions than before."""
         self._growth += 1
-        self._pairs.clear()
+        self._moves.clear()
 
-    def _lay(self, area: int, block: int, growth: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _lay(self, area: int, block: int, growth: int) -> list[Move]:
         regions = (self._others or self._regions)(block)
         size = HEAD_BYTES + sum(align(region.numel()) for region in regions)
         if self._areas[area].numel() < size:
             self._areas[area] = self._area(area, size)
             self._counts[area] = 0
-            self._pairs.clear()  # some of them were of the smaller area
-        kept = self._areas[area]
-        pairs = []
+            self._moves.clear()  # some of them were of the smaller area
+        kept = self._areas[area].data_ptr()
+        moves = []
         position = HEAD_BYTES
         for region in regions:
-            pairs.append((kept[position : position + region.numel()], region))
+            moves.append((kept + position, region.data_ptr(), region.numel(), region))
             position += align(region.numel())
-        self._pairs[area, block, growth] = pairs
-        return pairs
+        self._moves[area, block, growth] = moves
+        return moves
 
     def _area(self, area: int, size: int) -> torch.Tensor:
         arena = self._memory.arena(f"undo.{area}", size)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.params.arena import Arena
+from paceline.params.arena import Arena, mover
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.params.recast import Recast, wire_casts
@@ -19,6 +19,9 @@ from paceline.views import as_bytes, flat, shaped, storage_order
 from paceline.worker.link import Link
 
 SMALL_BYTES = 1 << 20  # a shard up to this size is copied together before it is sent on tcp
+MOVE_BYTES = (
+    1 << 20
+)  # tensors up to this size are moved by the system's library; larger ones by torch, on all its threads
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -56,8 +59,16 @@ class Outgoing:
         self._last: list[
             tuple[torch.Tensor | None, int]
         ] = []  # what was sent as it lay, and autograd's count of changes
-        self._every = [view for _, view in self._whole]
-        self._order = [index for index, _ in self._whole]
+        self._move = mover()
+        self._moved: list[tuple[int, torch.Tensor, int, int]] = []  # with address and size
+        self._every: list[torch.Tensor] = []
+        self._order: list[int] = []
+        for index, view in self._whole:
+            if device.type == "cpu" and not self._is_cast and view.nbytes <= MOVE_BYTES:
+                self._moved.append((index, view, view.data_ptr(), view.nbytes))
+            else:
+                self._every.append(view)
+                self._order.append(index)
 
     def _view(self, slot: memoryview, pieces: Sequence[Any], recast: Recast) -> None:
         trained = self._layout.trained
@@ -131,11 +142,21 @@ class Outgoing:
                 if pairs:
                     torch._foreach_copy_([v for v, _ in pairs], [g for _, g in pairs])
             else:
-                torch._foreach_copy_(self._every, [gradients[i] for i in self._order])  # type: ignore[misc]
+                self._copy_all(gradients)
         for index, start, stop, vector in self._cut:
             gradient = gradients[index]
             if gradient is not None:
                 vector.copy_(self.as_laid_out(index, gradient)[start:stop])
+
+    def _copy_all(self, gradients: Sequence[Any]) -> None:
+        for index, view, address, size in self._moved:
+            gradient = gradients[index]
+            if gradient.layout is torch.strided and gradient.stride() == view.stride() and not gradient.is_neg():
+                self._move(address, gradient.data_ptr(), size)
+            else:
+                view.copy_(gradient)
+        if self._every:
+            torch._foreach_copy_(self._every, [gradients[i] for i in self._order])
 
     def as_laid_out(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as a flat vector in the order in which its parameter lies in memory."""

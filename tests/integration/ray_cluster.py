@@ -128,7 +128,7 @@ class RayCluster:
 
 
 def free_ports(count: int) -> list[str]:
-    """None that the system gives to others by itself (from 32768 on): Ray takes some of those before it listens here."""
+    """None that the system gives away by itself (from 32768 on): Ray takes some of those before it listens here."""
     first = 20_000 + secrets.randbelow(11_000)
     with Reserved() as reserved:
         return [str(port) for port in reserved.anywhere(count, (first, first + 1000))]

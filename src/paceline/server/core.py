@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from paceline.cluster.cores import usable_cores
 from paceline.cluster.membership import Membership
 from paceline.errors import ConnectionLost
 from paceline.modes import make as make_mode
@@ -35,6 +36,8 @@ from paceline.transport.channel import Channel
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Flag
 from paceline.wire.messages import Carried, Dial, Failed, OptimizerSpec, Reply, Switched, Ticket, encode
+
+LOOK_S = 1e-3  # a step that takes longer has more to wait for than being woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +327,18 @@ class Core:
             del self.peers[key]
             peer.outbox.put(None)
             peer.channel.stream.shutdown()
+            self.look()
         self.release_barrier()
         self.release_tickets()
         self.switch_if_still()
         return answers
+
+    def look(self) -> None:
+        """With one worker, on this host, and a core for each task, the next push is looked for before we sleep. With
+        more workers there is mostly one to serve, and their threads would be in each other's way."""
+        is_alone = len(self.peers) == 1 and usable_cores() > self.config.num_ps
+        for peer in self.peers.values():
+            peer.channel.stream.look_s = LOOK_S if is_alone and peer.channel.lane == "shm" else 0.0
 
     # --- another mode -----------------------------------------------------------------------------------------
 

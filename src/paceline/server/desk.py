@@ -75,6 +75,7 @@ class Desk:
             peer.key = key  # from here on the end of this connection is the end of this worker
             peer.channel.stream.set_send_timeout(WORKER_SEND_S)
             core.peers[key] = peer
+            core.look()
             if not never_left:
                 core.entered(join.worker)
             if core.shard is None:

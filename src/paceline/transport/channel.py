@@ -91,7 +91,11 @@ class Channel:
 
     def recv(self) -> Frame:
         """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
-        self.stream.recv_into(self._view)
+        seen = self.stream.look(self._view) if self.stream.look_s else 0
+        if not seen:
+            self.stream.recv_into(self._view)
+        elif seen < FRAME_BYTES:
+            self._fill(self._view[seen:])
         size = self._codec.tail_bytes(self._frame)
         tail = self._recv_tail(size) if size else b""
         frame = self._codec.unpack(self._frame, tail)

@@ -10,7 +10,6 @@ import struct
 import time
 import weakref
 from collections.abc import Sequence
-from time import perf_counter
 from typing import ClassVar, Protocol
 
 from paceline.errors import ConnectionLost, WaitTimeout
@@ -21,8 +20,6 @@ IOV_LIMIT = 512  # buffers a single sendmsg takes
 SEND_S = 30.0  # for which nothing at all may be taken by the other side before it is given up
 SLOWEST_BYTES_S = 1 << 16  # and on the whole it must take so much a second
 REST_S = 30.0  # silence in the middle of a frame
-DISTURBED_S = 50e-6  # between two looks: somebody else wants this core
-MAX_BLIND = 256  # frames that are not looked for, after looking has been in vain again and again
 
 
 class Rest:
@@ -46,12 +43,11 @@ class Stream:
     shares_memory: ClassVar[bool] = False
     lane: ClassVar[str] = ""
     name: str = "the other side"  # for messages; whoever connects knows better
-    look_s: float = 0.0  # so long a frame is looked for before we sleep: only for whoever has a core to spare
+    look_s: float = 0.0  # so long a frame is looked for before we sleep; only for whoever has a core to spare
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._send_s = 0.0
-        self._blind, self._vain = 0, 1  # frames that are not looked for now, and after the next look in vain
         self.set_send_timeout(SEND_S)
         _OPEN.add(self)
 
@@ -105,26 +101,7 @@ class Stream:
         return count
 
     def look(self, view: memoryview) -> int:
-        """What comes of `view` in a moment, in bytes: whoever sends need not wake us then, and we need not be woken,
-        which takes longer than most waits. Looking in vain, or in somebody's way, is done less and less."""
-        if self._blind:
-            self._blind -= 1
-            return 0
-        began_s = now_s = perf_counter()
-        while now_s - began_s < self.look_s:
-            try:
-                count = self._sock.recv_into(view, 0, socket.MSG_DONTWAIT)
-                self._vain = 1
-                return count
-            except BlockingIOError:
-                before_s = now_s
-                os.sched_yield()
-                now_s = perf_counter()
-                if now_s - before_s > DISTURBED_S:
-                    break
-            except OSError:
-                return 0  # whoever reads next hears what it is
-        self._blind, self._vain = self._vain, min(2 * self._vain, MAX_BLIND)
+        """How many bytes of `view` came in a moment, without sleeping; a lane that is not worth it never looks."""
         return 0
 
     def recv_into(self, view: memoryview) -> None:

@@ -151,7 +151,7 @@ class Outgoing:
     def _copy_all(self, gradients: Sequence[Any]) -> None:
         for index, view, address, size in self._moved:
             gradient = gradients[index]
-            if gradient.layout is torch.strided and gradient.stride() == view.stride() and not gradient.is_neg():
+            if _lies_as(gradient, view):
                 self._move(address, gradient.data_ptr(), size)
             else:
                 view.copy_(gradient)
@@ -183,3 +183,14 @@ class Outgoing:
         if position < self._plan.shard_bytes[shard]:
             buffers.append(bytes(self._plan.shard_bytes[shard] - position))
         return buffers
+
+
+def _lies_as(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether its bytes, as they lie, are those of `view`: not of a subclass, which may keep its numbers elsewhere,
+    nor with other strides, nor if its sign is still to be turned.
+
+    >>> _lies_as(torch.ones(2, 3), torch.zeros(2, 3)), _lies_as(torch.ones(3, 2).t(), torch.zeros(2, 3))
+    (True, False)
+    """
+    is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    return is_plain and gradient.stride() == view.stride() and not gradient.is_neg()

@@ -338,7 +338,7 @@ class Core:
         more workers there is mostly one to serve, and their threads would be in each other's way."""
         is_alone = len(self.peers) == 1 and usable_cores() > self.config.num_ps
         for peer in self.peers.values():
-            peer.channel.stream.look_s = LOOK_S if is_alone and peer.channel.lane == "shm" else 0.0
+            peer.channel.stream.look_s = LOOK_S if is_alone and peer.channel.shares_memory else 0.0
 
     # --- another mode -----------------------------------------------------------------------------------------
 

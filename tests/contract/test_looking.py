@@ -1,5 +1,6 @@
 """A ps looks for the next frame before it sleeps: with one worker, on its own host, and a core for each."""
 
+import dataclasses
 import socket
 import threading
 from contextlib import closing
@@ -7,6 +8,7 @@ from contextlib import closing
 import pytest
 from test_limits import SECRET, join, serving
 
+from paceline.cluster.discovery import may_look
 from paceline.errors import ConnectionLost
 from paceline.server import core
 from paceline.transport import shm
@@ -90,5 +92,14 @@ def test_only_with_one_worker_on_this_host(monkeypatch: pytest.MonkeyPatch) -> N
 def test_not_where_cores_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "usable_cores", lambda: 1)
     with serving("shm") as (address, ps), closing(connect(address, "shm", SECRET)) as worker:
+        assert isinstance(worker.ask(join())[0], m.Joined)
+        assert [peer.channel.stream.look_s for peer in ps.core.peers.values()] == [0.0]
+
+
+def test_whoever_wants_an_idle_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_look({}) and may_look({"PACELINE_LOOK": "1"}) and not may_look({"PACELINE_LOOK": "0"})
+    monkeypatch.setattr(core, "usable_cores", lambda: 2)
+    with serving("shm") as (address, ps), closing(connect(address, "shm", SECRET)) as worker:
+        ps.core.config = dataclasses.replace(ps.core.config, may_look=False)
         assert isinstance(worker.ask(join())[0], m.Joined)
         assert [peer.channel.stream.look_s for peer in ps.core.peers.values()] == [0.0]

@@ -144,6 +144,8 @@ def test_utilisation_in_a_line_becomes_facts(tmp_path: Path) -> None:
     assert known.ps[0].busy_share == pytest.approx(0.1)
     assert known.link_share == pytest.approx(0.68), "680 MB in a second, of what loopback carries"
     assert verdict(known).limit is Limit.COMPUTE
+    looking = reading.read(write(tmp_path / "looking.jsonl", cell(**{**more, "pairs": [{**pair, "lane": "shm"}]})))
+    assert facts.facts(looking, looking.cells[0]).ps[0].cores is None, "it looks for the next push, and may use a core"
     alone = reading.read(write(tmp_path / "alone.jsonl", cell(**more)))
     assert facts.facts(alone, alone.cells[0]).link_share is None, (
         "what a socket carries on that machine nobody measured"

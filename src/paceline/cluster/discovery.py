@@ -27,12 +27,14 @@ from paceline.transport.security import Secret, keys_dir_of
 
 __all__ = [
     "CLIENT",
+    "LOOK_VARIABLE",
     "Assignment",
     "Look",
     "discover",
     "discover_as",
     "encode_for_child",
     "look_everywhere",
+    "may_look",
     "secret_by_hand",
     "visible_cards",
 ]
@@ -40,6 +42,7 @@ __all__ = [
 TASK_VARIABLE = "PACELINE_TASK"
 SECRET_VARIABLE = "PACELINE_SECRET"
 KEYS_VARIABLE = "PACELINE_KEYS"  # with --tls: the folder of the certificate
+LOOK_VARIABLE = "PACELINE_LOOK"
 
 CLIENT = Task("client", 0)  # who calls without being a task of the cluster
 _KNOWN_JOBS = ("ps", "worker", "chief", "evaluator")
@@ -144,6 +147,11 @@ def look_everywhere(
         except UsageError as error:
             looks = [Look("flags", str(error), is_refused=True) if look.source == "flags" else look for look in looks]
     return looks
+
+
+def may_look(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a ps with one worker may keep its core busy, looking for the next push (PACELINE_LOOK=0: no)."""
+    return (os.environ if environ is None else environ).get(LOOK_VARIABLE, "1") != "0"
 
 
 def visible_cards(environ: Mapping[str, str] | None = None) -> str | None:

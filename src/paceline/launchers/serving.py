@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster import moved
-from paceline.cluster.discovery import Assignment
+from paceline.cluster.discovery import Assignment, may_look
 from paceline.cluster.listening import listen
 from paceline.cluster.pinning import parse
 from paceline.errors import ProtocolError, Refused
@@ -55,6 +55,7 @@ def make_service(
         stall_s=settings.stall_s,
         # A launcher says who will not come back; by hand nobody does.
         rejoin_s=settings.wait_s if assignment.source == "launcher" else REJOIN_S,
+        may_look=may_look(),
     )
     return Service(config, assignment.secret, on_report, memory)
 

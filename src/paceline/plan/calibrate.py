@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from paceline.cluster.cores import usable_cores
+from paceline.cluster.discovery import LOOK_VARIABLE
 from paceline.errors import TrainingFailed, UsageError
 from paceline.lab.measuring.interrupts import undisturbed
 from paceline.lab.measuring.processes import Process
@@ -65,6 +66,7 @@ def timed_run(
         "--run-dir", str(folder), "-m", "paceline.plan.timed_script", *own, program.script, *program.args,
     ]  # fmt: skip
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    environ[LOOK_VARIABLE] = "0"  # what the ps of one worker uses shall be what its pushes take
     paths.root.mkdir(parents=True, exist_ok=True)
     log = paths.root / "launcher.log"
     process = Process("paceline run", command, environ, log, speaks=False)

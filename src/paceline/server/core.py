@@ -59,6 +59,7 @@ class PsConfig:
     save_every: str = "none"
     stall_s: float | None = None  # None: the default of cluster/membership, 0: never
     rejoin_s: float = 15.0  # for so long a worker that went away without a word may come back, when nobody else is in
+    may_look: bool = True  # for the next push before it sleeps, where that is of use
 
 
 @dataclass(slots=True, eq=False)
@@ -336,7 +337,7 @@ class Core:
     def look(self) -> None:
         """With one worker, on this host, and a core for each task, the next push is looked for before we sleep. With
         more workers there is mostly one to serve, and their threads would be in each other's way."""
-        is_alone = len(self.peers) == 1 and usable_cores() > self.config.num_ps
+        is_alone = self.config.may_look and len(self.peers) == 1 and usable_cores() > self.config.num_ps
         for peer in self.peers.values():
             peer.channel.stream.look_s = LOOK_S if is_alone and peer.channel.shares_memory else 0.0
 

@@ -183,7 +183,9 @@ def _worker(
 
 def _ps(cell: Measured, ps: cells.Ps, trained: float | None, has_cores: bool) -> PsFacts:
     name = f"ps:{ps.index}"
-    used = cell.task(name) if has_cores else None
+    # With one worker on its host it may look for the next push, on a core that nobody needs: that is no work.
+    looks = len(cell.workers) == 1 and any(pair.ps == name and pair.lane == "shm" for pair in cell.pairs)
+    used = cell.task(name) if has_cores and not looks else None
     busy = ps.apply_ms * 1e-3 * ps.updates / trained if ps.apply_ms is not None and trained else None
     return PsFacts(
         name=name, busy_share=None if busy is None else min(1.0, busy), cores=used.cpu_cores if used else None

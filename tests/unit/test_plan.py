@@ -111,11 +111,6 @@ def test_one_worker_takes_what_was_calibrated(mode: str) -> None:
     assert found.staleness_mean == found.discarded == 0
 
 
-def test_the_next_batch_is_loaded_while_the_ps_works() -> None:
-    assert predicted(1, what=costs(overlap_ms=0.4)).step_ms == pytest.approx(11.0)
-    assert predicted(1, what=costs(overlap_ms=4.0)).step_ms == pytest.approx(14.0)
-
-
 def test_on_an_infinite_link_workers_with_their_own_hosts_add_up_until_the_ps_is_full() -> None:
     what = costs(spread=0.1)
     few, full = (predicted(n, what=what, lane="tcp", link=FAST) for n in (4, 20))
@@ -263,23 +258,21 @@ def test_workers_that_do_not_pay_are_told_so_also_where_one_was_not_asked_for() 
 
 
 def timings(scale: float = 1.0, **changed: object) -> Timings:
-    lazy = {
-        "push": Part(wall_ms=0.2, cpu_ms=0.1 * scale),
-        "overlap": Part(wall_ms=0.3, cpu_ms=0.3 * scale),
-        "settle": Part(wall_ms=0.1, cpu_ms=0.05 * scale),
+    parts = {
+        "push": Part(wall_ms=0.2, cpu_ms=0.1 * scale, off_ms=0.1),
+        "settle": Part(wall_ms=0.4, cpu_ms=0.05 * scale, off_ms=0.2),
         "compute": Part(wall_ms=2.0, cpu_ms=2.0 * scale, p10_ms=1.8, p90_ms=2.2),
     }
-    eager = {**lazy, "push": Part(off_ms=0.1), "settle": Part(wall_ms=0.4, cpu_ms=0.05, off_ms=0.2)}
     made = Timings(
-        steps=1000, all_steps=1100, wall_s=2.6, step_ms=2.6 * scale, process_ms=2.45 * scale, ps_cpu_s=0.2, lazy=lazy,
-        eager=eager, batch=32.0, size_bytes=400_000,
+        steps=1000, all_steps=1100, wall_s=2.6, step_ms=2.6 * scale, process_ms=2.45 * scale, ps_cpu_s=0.2, parts=parts,
+        batch=32.0, size_bytes=400_000,
     )  # fmt: skip
     return msgspec.structs.replace(made, **changed)
 
 
 def test_timings_become_costs() -> None:
     found = costs_of(Measured(timings=timings(), apply_ms=0.12), None, cores=2)
-    assert (found.compute_ms, found.overlap_ms, found.batch, found.compute_cores) == (2.0, 0.3, 32.0, 1.0)
+    assert (found.compute_ms, found.batch, found.compute_cores) == (2.0, 32.0, 1.0)
     shm = found.lanes["shm"]
     assert shm.message_ms == pytest.approx(0.08) and shm.bulk_ms == 0 and shm.wake_ms == pytest.approx(0.05)
     tcp = Measured(timings=timings(ps_cpu_s=0.5), apply_ms=0.12)
@@ -302,7 +295,6 @@ def test_the_mean_step_of_a_run_is_that_of_its_throughput() -> None:
 class FakeTrainee:
     """As much of a trainee as a stopwatch looks at."""
 
-    is_lazy = True
     _weight = 32.0
     plan = SimpleNamespace(total_bytes=4000)
 
@@ -311,7 +303,7 @@ def test_what_is_no_step_is_in_no_number(monkeypatch: pytest.MonkeyPatch) -> Non
     """An evaluation between epochs, and all that comes after the last step."""
     clock = [0.0]
     monkeypatch.setattr("paceline.plan.timed_script.now", lambda: (clock[0], clock[0], 0.0, 1.5 * clock[0]))
-    watch = Stopwatch(seconds=1000.0, warmup_s=0.0, is_probe=False)
+    watch = Stopwatch(seconds=1000.0, warmup_s=0.0)
     for step in range(40):
         clock[0] += 0.5 if step == 30 else 0.008
         with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
@@ -319,7 +311,7 @@ def test_what_is_no_step_is_in_no_number(monkeypatch: pytest.MonkeyPatch) -> Non
     clock[0] += 100.0
     found = watch.timings()
     assert found.step_ms == pytest.approx(10.0) and found.process_ms == pytest.approx(15.0)
-    assert found.lazy["compute"].wall_ms == pytest.approx(8.0) and found.lazy["push"].cpu_ms == pytest.approx(2.0)
+    assert found.parts["compute"].wall_ms == pytest.approx(8.0) and found.parts["push"].cpu_ms == pytest.approx(2.0)
     assert found.wall_s == pytest.approx(found.steps * 0.01 + 0.492), "the window ends with the last step"
 
 
@@ -327,7 +319,7 @@ def test_steps_before_the_window_are_counted_too(monkeypatch: pytest.MonkeyPatch
     """A script that ends within its warm-up has made steps."""
     clock = [0.0]
     monkeypatch.setattr("paceline.plan.timed_script.now", lambda: (clock[0], clock[0], 0.0, clock[0]))
-    watch = Stopwatch(seconds=2.0, warmup_s=0.5, is_probe=False)
+    watch = Stopwatch(seconds=2.0, warmup_s=0.5)
     for _ in range(80):
         clock[0] += 0.001
         with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
@@ -338,7 +330,7 @@ def test_steps_before_the_window_are_counted_too(monkeypatch: pytest.MonkeyPatch
 def test_a_window_goes_on_until_there_are_enough_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("paceline.plan.timed_script.now", lambda: (clock[0], clock[0], 0.0, clock[0]))
-    watch = Stopwatch(seconds=0.5, warmup_s=0.0, is_probe=False)
+    watch = Stopwatch(seconds=0.5, warmup_s=0.0)
     with pytest.raises(SystemExit):
         for _ in range(1000):
             clock[0] += 1.0  # one step is longer than the window
@@ -351,7 +343,6 @@ def test_a_window_goes_on_until_there_are_enough_steps(monkeypatch: pytest.Monke
 
 PARTS = Costs(
     compute_ms=2.0,
-    overlap_ms=0.3,
     spread=0.02,
     apply_ms=0.2,
     size_bytes=400_000,

@@ -5,7 +5,6 @@ which it was made and ends with it, so each mirror has a connection of its own a
 Must never send a value that lies there already: values are compared by a hash, because a pull may write them unseen.
 """
 
-import copy
 import functools
 import threading
 import weakref
@@ -25,7 +24,6 @@ from paceline.ingraph.op import Op
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import tensors_of, trained_of, training_of
 from paceline.views import as_bytes
-from paceline.worker.torch_copies import REDUCE
 
 Build = Callable[..., nn.Module]
 
@@ -130,8 +128,7 @@ def remote_for(device: Device) -> Remote | None:
 def how(module: nn.Module, build: Build | None) -> dict[str, Any]:
     """How the other side makes such a module: from its layers, or by an op that both sides have."""
     if build is None:
-        plain = copy.deepcopy(module) if REDUCE in vars(module) else module  # a copy of a prepared model has no hooks
-        return {"layers": msgspec.to_builtins(layers.describe(plain))}
+        return {"layers": msgspec.to_builtins(layers.describe(module))}
     made_by, args, kwargs = build, (), {}
     if isinstance(build, functools.partial):
         made_by, args, kwargs = build.func, build.args, build.keywords

@@ -53,13 +53,11 @@ class _Summary(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def timed_run(
-    program: Program, flags: Sequence[str], seconds: float, threads: int, folder: Path, is_probe: bool = False
-) -> Ran:
+def timed_run(program: Program, flags: Sequence[str], seconds: float, threads: int, folder: Path) -> Ran:
     """One real run of the script under the stopwatch; TrainingFailed with its traceback when it fails."""
     paths = RunPaths(folder)
     own = ["--run-dir", str(folder), "--seconds", f"{seconds:g}"]
-    own += ["--warmup", f"{min(WARMUP_S, WARMUP_SHARE * seconds):g}", *(["--probe"] if is_probe else [])]
+    own += ["--warmup", f"{min(WARMUP_S, WARMUP_SHARE * seconds):g}"]
     own += ["--module"] if program.is_module else []
     command = [
         sys.executable, "-P", "-m", "paceline", "run", *flags, "--save-every", "none", "--max-restarts", "0",
@@ -145,7 +143,7 @@ def calibrate(
 
 
 def _measured(program: Program, lane: str, seconds: float, threads: int, folder: Path) -> Measured:
-    ran = timed_run(program, ["--workers", "1", "--lane", lane], seconds, threads, folder, is_probe=True)
+    ran = timed_run(program, ["--workers", "1", "--lane", lane], seconds, threads, folder)
     return Measured(timings=ran.workers[0], apply_ms=ran.ps[0].apply_ms or 0.0 if ran.ps else 0.0)
 
 

@@ -40,7 +40,6 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     compute_ms: float  # processor time from fresh parameters to the gradient
     device_ms: float = 0.0  # in it, but not on a core: a GPU, a sleep, a disk
     compute_cores: float = 1.0  # cores that the computing keeps busy
-    overlap_ms: float = 0.0  # work of the loop while the answer is on its way: the next batch
     spread: float = 0.0  # of the computing time from step to step: the deviation of its logarithm
     shared_spread: float = 0.0  # the same where workers share a host: by the clock, with the turns that a core takes
     apply_ms: float = 0.0
@@ -61,7 +60,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     def own_ms(self) -> float:
         """What a worker does by itself in a step, on shared memory if that was measured."""
         lane = self.lanes.get("shm") or self.lanes["tcp"]
-        return self.compute_ms + lane.rest_ms + self.device_ms + self.overlap_ms + lane.push_ms + lane.read_ms
+        return self.compute_ms + lane.rest_ms + self.device_ms + lane.push_ms + lane.read_ms
 
     def apply_share_ms(self, num_ps: int, gradients: int) -> float:
         """An update of one of so many equal shards, from so many gradients.

@@ -131,7 +131,6 @@ class Simulation:
         more_s = self.message_s * (num_ps - 1)  # a message to each further ps, and its answer
         self.push_s = lane.push_ms / 1e3 + more_s / 2
         self.read_s = lane.read_ms / 1e3 + more_s / 2
-        self.overlap_s = costs.overlap_ms / 1e3
         self.copy_s = costs.copy_ms / 1e3 / num_ps
         self.add_s = costs.add_ms / 1e3 / num_ps
         self.own_s = costs.own_ms / 1e3
@@ -156,7 +155,7 @@ class Simulation:
         costs, count = self.costs, self.local_steps
         sigma = self._spread / math.sqrt(count)
         luck = math.exp(self._dice.gauss(-sigma * sigma / 2, sigma)) if sigma else 1.0
-        own_ms = (costs.apply_ms + costs.overlap_ms) * (count - 1) if count > 1 else 0.0
+        own_ms = costs.apply_ms * (count - 1) if count > 1 else 0.0
         compute_ms = max(0.0, costs.compute_ms + self._rest_ms) * count * luck
         return costs.device_ms * count * luck / 1e3, (compute_ms + own_ms) / 1e3
 

@@ -161,7 +161,6 @@ class Worker:
             yield
             yield from self._hold_back()
             yield from self._push()
-            yield from self._work(simulation.overlap_s)
             taking_since_s = simulation.world.now
             yield from self._take()
             yield from self._work(simulation.read_s - self._read_ahead_s)

@@ -4,9 +4,7 @@ Started by plan/calibrate through `paceline run -m`, and by bench/plan. It ends 
 enough steps are made, and leaves what it measured in the run folder. Must never change what the script computes. A
 step, from push to push:
 
-    push | overlap (the next batch) | settle (wait, and read the answer) | compute | push …
-
-With --probe every tenth answer is taken at once, so that settle shows a whole round trip.
+    push | settle (wait, and read the answer) | compute (the next batch, forward, backward) | push …
 """
 
 import argparse
@@ -28,27 +26,23 @@ from paceline.plan.timings import LEAST_STEPS, Timings, mean_ms, parts_of, usual
 from paceline.telemetry.paths import RunPaths
 from paceline.worker.trainee import Trainee
 
-PROBE_EVERY = 10
 MOST_STEPS = 200_000
 
 
 class Stopwatch:
     """Marks on the thread that trains: wall and processor time of each part of each step."""
 
-    def __init__(self, seconds: float, warmup_s: float, is_probe: bool) -> None:
-        self._seconds, self._warmup_s, self._is_probe = seconds, warmup_s, is_probe
+    def __init__(self, seconds: float, warmup_s: float) -> None:
+        self._seconds, self._warmup_s = seconds, warmup_s
         self._mark = now()
         self._now: dict[str, list[float]] = {}
-        self._is_pushing = False
-        self._is_eager = False  # the answer of the last push was taken at once, by us
         self._pushes = 0
         self._began_s: float | None = None
         self.from_s: float | None = None
         self.until_s = 0.0
         self.steps = 0
         self.ps_cpu_s: float | None = None
-        self.lazy: list[dict[str, list[float]]] = []
-        self.eager: list[dict[str, list[float]]] = []
+        self._usual: list[dict[str, list[float]]] = []
         self.batch = 0.0
         self.size_bytes = 0
         self.ps: list[psutil.Process] = []
@@ -63,15 +57,13 @@ class Stopwatch:
     @contextlib.contextmanager
     def pushing(self, trainee: Trainee) -> Iterator[None]:
         self.mark("compute")
-        self._is_pushing = True
         yield
-        self._is_pushing = False
         self.mark("push")
         self._step_ended(trainee)
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
-        self.mark("push" if self._is_pushing else "overlap")
+        self.mark("push")
         yield
         self.mark("settle")
 
@@ -79,8 +71,8 @@ class Stopwatch:
         now_s = self._mark[0]
         if self.from_s is not None:
             self.steps, self.until_s = self.steps + 1, now_s
-            if len(self.lazy) < MOST_STEPS:
-                (self.eager if self._is_eager else self.lazy).append(self._now)
+            if len(self._usual) < MOST_STEPS:
+                self._usual.append(self._now)
         self._now = {}
         self._pushes += 1
         if self._began_s is None:
@@ -89,9 +81,6 @@ class Stopwatch:
             self._begin(trainee, now_s)
         elif self.from_s is not None and now_s - self.from_s >= self._seconds and self.steps >= LEAST_STEPS:
             raise SystemExit(0)
-        self._is_eager = self._is_probe and trainee.is_lazy and self._pushes % PROBE_EVERY == 0
-        if self._is_eager:
-            trainee.settle()
 
     def _begin(self, trainee: Trainee, now_s: float) -> None:
         self.batch, self.size_bytes = trainee._weight, trainee.plan.total_bytes
@@ -101,16 +90,15 @@ class Stopwatch:
 
     def timings(self) -> Timings:
         """When the script has ended; what it did after its last step is none of a step. A ps has nothing to do then."""
-        lazy = usual(self.lazy)
+        steps = usual(self._usual)
         return Timings(
             steps=self.steps,
             all_steps=self._pushes,
             wall_s=self.until_s - self.from_s if self.from_s is not None and self.steps else 0.0,
-            step_ms=mean_ms(lazy),
-            process_ms=mean_ms(lazy, 3),
+            step_ms=mean_ms(steps),
+            process_ms=mean_ms(steps, 3),
             ps_cpu_s=self.ps_cpu_s + cpu_of(self.ps) if self.ps_cpu_s is not None else None,
-            lazy=parts_of(lazy),
-            eager=parts_of(usual(self.eager)),
+            parts=parts_of(steps),
             batch=self.batch,
             size_bytes=self.size_bytes,
         )
@@ -168,12 +156,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--warmup", type=float, default=1.0)
-    parser.add_argument("--probe", action="store_true")
     parser.add_argument("--module", action="store_true")
     parser.add_argument("script")
     parser.add_argument("rest", nargs=argparse.REMAINDER)
     asked = parser.parse_args(argv)
-    watch = Stopwatch(asked.seconds, asked.warmup, asked.probe)
+    watch = Stopwatch(asked.seconds, asked.warmup)
     attach(watch, asked.run_dir)
     program = Program(script=asked.script, args=tuple(asked.rest), is_module=asked.module)
     try:

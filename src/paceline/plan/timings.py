@@ -11,7 +11,7 @@ import msgspec
 from paceline.errors import UsageError
 from paceline.plan.costs import LEAST_MS, MESSAGE_MS, Costs, LaneCosts, Seen
 
-PARTS = ("push", "overlap", "settle", "compute")
+PARTS = ("push", "settle", "compute")
 LEAST_STEPS = 20
 LONGEST = 10.0  # times the median: more than a step (an evaluation, a save)
 THREADED = 1.15  # processor time over the training thread's: from there on others compute too
@@ -33,18 +33,17 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     all_steps: int  # with those before the window: its warm-up
     wall_s: float  # up to the end of the last step
-    step_ms: float  # mean of the usual steps whose answer was taken late
+    step_ms: float  # mean of the usual steps
     process_ms: float  # processor time of the whole process in them
     ps_cpu_s: float | None
-    lazy: dict[str, Part]
-    eager: dict[str, Part]
+    parts: dict[str, Part]
     batch: float
     size_bytes: int
 
     @property
     def worker_ms(self) -> float:
         """Processor time of the training thread in a step."""
-        return sum(part.cpu_ms for part in self.lazy.values())
+        return sum(part.cpu_ms for part in self.parts.values())
 
 
 Step = Mapping[str, Sequence[float]]  # seconds by part: [wall, cpu, how often it went to sleep, cpu of the process]
@@ -106,13 +105,14 @@ def lane_costs(run: Measured, message_ms: float | None = None) -> LaneCosts:
     """What an exchange costs on the lane of this run. `message_ms`: a ps' work on a message, where it is known
     already; then what goes beyond is the bytes."""
     timings = run.timings
-    push, read = timings.lazy["push"].cpu_ms, timings.lazy["settle"].cpu_ms
+    push, settle = timings.parts["push"], timings.parts["settle"]
     ps_ms = 1e3 * timings.ps_cpu_s / timings.steps if timings.ps_cpu_s is not None else run.apply_ms + MESSAGE_MS
     beyond = max(LEAST_MS, ps_ms - min(run.apply_ms, ps_ms))
     message = beyond if message_ms is None else min(message_ms, beyond)
-    answered = timings.eager if timings.eager["settle"].wall_ms else timings.lazy
-    wake = max(0.0, answered["push"].off_ms + answered["settle"].off_ms - ps_ms)  # the ps may run inside the push
-    return LaneCosts(push_ms=push, read_ms=read, message_ms=message, bulk_ms=beyond - message, wake_ms=wake / 2)
+    wake = max(0.0, push.off_ms + settle.off_ms - ps_ms)  # the ps may run inside the push
+    return LaneCosts(
+        push_ms=push.cpu_ms, read_ms=settle.cpu_ms, message_ms=message, bulk_ms=beyond - message, wake_ms=wake / 2
+    )
 
 
 def check_steps(workers: Sequence[Timings]) -> None:
@@ -136,7 +136,7 @@ def costs_of(shm: Measured, tcp: Measured | None, cores: int) -> Costs:
     """The parts, from 1 ps + 1 worker on one or two lanes."""
     timings = shm.timings
     check_steps([timings])
-    compute, overlap = timings.lazy["compute"], timings.lazy["overlap"]
+    compute = timings.parts["compute"]
     lane = lane_costs(shm)
     spread = math.log(compute.p90_ms / compute.p10_ms) / 2.563 if compute.p10_ms > 0 else 0.0
     threads = timings.process_ms / max(LEAST_MS, timings.worker_ms)
@@ -146,7 +146,6 @@ def costs_of(shm: Measured, tcp: Measured | None, cores: int) -> Costs:
         compute_ms=compute.cpu_ms,
         device_ms=compute.off_ms if compute.off_ms > 0.02 * compute.cpu_ms else 0.0,
         compute_cores=min(float(cores), busy),
-        overlap_ms=overlap.cpu_ms,
         spread=min(1.0, max(0.0, spread)),
         apply_ms=min(shm.apply_ms, ps_ms) if ps_ms else shm.apply_ms,
         size_bytes=timings.size_bytes,

@@ -53,8 +53,8 @@ def costs_lines(costs: Costs, used_lane: str) -> list[str]:
         f"{costs.batch:g} sample{'s' * (costs.batch != 1)} a step{', so samples/s are steps/s' * (costs.batch == 1)}"
     )
     lines = [
-        f"A step of one worker: {costs.compute_ms + costs.device_ms:.3g} ms computing, {costs.overlap_ms:.3g} ms next "
-        f"batch, {costs.apply_ms:.3g} ms update on the ps; {costs.size_bytes / 1e6:.3g} MB of parameters, "
+        f"A step of one worker: {costs.compute_ms + costs.device_ms:.3g} ms computing, with its next batch, "
+        f"{costs.apply_ms:.3g} ms update on the ps; {costs.size_bytes / 1e6:.3g} MB of parameters, "
         f"{samples}; {costs.threads} thread{'s' * (costs.threads > 1)} a task.",
     ]
     lane = costs.lanes.get(used_lane)

@@ -370,8 +370,8 @@ class Desk:
         with core.lock:
             if not core.rewinding.is_by(peer) and self.worker(peer) != 0:
                 raise Refused("only the chief may assign")
-            if message.what == "parameters" and len(block) == shard.size_bytes:
-                shard.assign(memoryview(block))
+            if message.what in ("parameters", "written") and len(block) == shard.size_bytes:
+                shard.assign(memoryview(block), is_written=message.what == "written")
             elif message.what == "ema" and len(block) == shard.size_bytes:
                 shard.load_averages(memoryview(block))
             elif message.what == "carried" and message.worker is not None and len(block) == len(core.carried):

@@ -317,11 +317,20 @@ class Shard:
             if self._decay is not None:
                 self._shadows[index].copy_(block.vector)
 
-    def assign(self, values: memoryview) -> None:
-        """As fill, while workers may read: the sequence number moves, so that a reader in the middle reads again."""
+    def _write(self, values: memoryview) -> None:
+        """Parameters that a script has changed in training: averages go on, and so do masters of what is unchanged."""
+        for block, seen in zip(self.blocks, self._seen, strict=True):
+            new = flat(values, block.model_dtype, block.model_offset, block.numel)
+            if block.dtype != block.model_dtype:
+                torch.where(new == seen, block.vector, new.to(block.dtype), out=block.vector)
+        self.memory[:] = values
+
+    def assign(self, values: memoryview, is_written: bool = False) -> None:
+        """As fill (or `_write`), while workers may read: the sequence number moves, so that a reader in the middle
+        reads again."""
         sequence = self._sequence[0]
         self._sequence[0] = sequence + 1
-        self.fill(values)
+        (self._write if is_written else self.fill)(values)
         self._sequence[0] = (sequence + ASSIGNMENT) % (1 << 64)
 
     def slots(self) -> tuple[list[SlotEntry], list[memoryview]]:

@@ -351,8 +351,8 @@ class FreeCopy(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """The chief writes: what = parameters or ema (the bulk is the shard), carried (with `worker`: that one's own), or
-    slots (described by `slots`)."""
+    """The chief writes: what = parameters or ema (the bulk is the shard), written (parameters that training changed
+    without the optimizer: averages go on), carried (with `worker`: that one's own), or slots (described by `slots`)."""
 
     what: str
     slots: list[SlotEntry] = []

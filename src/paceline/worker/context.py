@@ -33,6 +33,7 @@ from paceline.worker.reporting import Reporter
 from paceline.worker.restoring import AUTO, NONE
 from paceline.worker.rewinding import Rewinder
 from paceline.worker.saver import Saver
+from paceline.worker.script import script_line
 
 CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
@@ -64,7 +65,6 @@ class Context:
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
         self._is_assigning = False
-        self._said_ignored = False
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
@@ -440,19 +440,27 @@ class Context:
                 self._trainee.assign_parameters()
             else:
                 self._trainee.forget_steps()
+                self._trainee.writes.remember()  # the barrier brings the chief's
         finally:
             self._is_assigning = False
         self.barrier()
 
-    def may_assign(self) -> bool:
-        """Whether what this worker loads becomes the cluster's: the chief's, inside assign() or before any step."""
-        if not self.is_chief:
+    def takes(self, what: str) -> bool:
+        """Whether what this worker loads with `what` goes to the ps: the chief's, before the first step or inside
+        assign(), and a single worker's at any time. Refuse it in the middle of a run with several."""
+        trainee = self._trainee
+        is_first = trainee is None or not trainee.pushes
+        if self._is_assigning or (is_first and self.started_at == 0):
+            return self.is_chief
+        if is_first:
+            self._say(f"paceline: {what} has no effect: this run goes on from global step {self.started_at}")
             return False
-        is_fresh = self.started_at == 0 and (self._trainee is None or self._trainee.steps == 0)
-        if not (self._is_assigning or is_fresh) and not self._said_ignored:
-            self._said_ignored = True
-            self._say("paceline: load_state_dict in the middle of a run changes nothing on the ps: use ctx.assign()")
-        return self._is_assigning or is_fresh
+        if not trainee.is_alone:
+            raise UsageError(
+                f"{what} in the middle of a run{script_line()}: the other workers would not see it. Call it on all "
+                "workers inside `with ctx.assign():` (the chief's values count)"
+            )
+        return True
 
     @property
     def kv(self) -> Kv:
@@ -469,6 +477,7 @@ class Context:
         if trainee is None or self._paths() is None:
             return None
         trainee.settle()
+        trainee.keep_writes()
         position = self._where()
         if not self.is_chief:
             self._send_position(position)

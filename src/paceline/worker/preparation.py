@@ -101,6 +101,8 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
+    trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic
+    trainee.goes_on = started.global_step > 0
     trainee.joined(lambda: _loaded(ctx, trainee))
     binding.convert()  # 4
     ctx.seed, ctx.started_at = started.seed, started.global_step
@@ -176,8 +178,10 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
 
 
 def _loaded(ctx: "Context", trainee: Trainee) -> None:
-    """After model.load_state_dict: the chief's values go to the ps, before the first step or inside assign()."""
-    if ctx.may_assign():
+    """Send the values that the script has loaded into the model to the ps, if they are the cluster's."""
+    if ctx.takes("model.load_state_dict()"):
         trainee.assign_parameters()
     else:
         trainee.forget_steps()
+        if not trainee.goes_on:
+            trainee.writes.remember()  # the chief loads, too, and sends

@@ -5,15 +5,13 @@ is TensorFlow's, and what was read from it never changes, so new values are assi
 
 A step comes in one of two ways:
 
-- eager: gradients lie in memory. Push, and take the answer before the next call of the model;
-- inside tf.function (and model.fit): the graph calls out with the gradients, and assigns what comes back. There the
-  answer is taken at once: a graph that runs again runs no Python in which it could be taken later.
+- eager: gradients lie in memory. Push, take the answer, and assign what comes back;
+- inside tf.function (and model.fit): the graph calls out with the gradients, and assigns what comes back.
 
 TensorFlow is imported only where it is Keras's backend. Must never import torch.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -57,15 +55,13 @@ class KerasTrainee(Trainee):
         self.trained: list[Weight] = [self.weights[t.name] for t in layout.trained]
         self._number = {id(w.variable): index for index, w in enumerate(self.trained)}
         self._number.update({id(w.variable.value): index for index, w in enumerate(self.trained)})
-        self._views = self._lay_views()
-        self._lent = Lent(self._views)
+        self.views = self._lay_views()
+        self._lent = Lent(self.views)
         self.fill_arena()
         self.lr = learning_rate(optimizer)
         self._own_options = MAPPED.get(type(optimizer).__name__, ())
         self._sent_options = self._option_values()
-        self._settle_as_written = as_written(self.settle)
-        self._is_in_graph = False
-        self._is_traced = False  # the model is part of a graph, which reads its variables unasked
+        self.is_in_graph = False
         self._gradients: list[Any] = []
         self.after_step: Callable[[], None] = lambda: None
 
@@ -84,12 +80,12 @@ class KerasTrainee(Trainee):
         return views
 
     def mirror(self) -> None:
-        if not self._is_in_graph:  # else the graph assigns
-            for weight, view in zip(self.trained, self._views, strict=True):
+        if not self.is_in_graph:  # else the graph assigns
+            for weight, view in zip(self.trained, self.views, strict=True):
                 assign(weight.variable, view)
 
     def fill_arena(self) -> None:
-        for weight, view in zip(self.trained, self._views, strict=True):
+        for weight, view in zip(self.trained, self.views, strict=True):
             np.copyto(view, read(weight.variable))
 
     def carried_block(self) -> bytes:
@@ -113,11 +109,12 @@ class KerasTrainee(Trainee):
     # --- connecting -------------------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        """Views on the slots, parameters from the ps; worker/tensorflow_objects calls when the model is read."""
+        """Views on the slots, parameters from the ps; `on_load` is called after the script has loaded weights."""
         self.find_slots()
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
         self.on_load = on_load
         self.mirror()
+        self.writes = VariableWrites(self)
         if self._me.overlaps:
             self._say("paceline: --overlap is for torch workers, and is not used here")
 
@@ -125,19 +122,6 @@ class KerasTrainee(Trainee):
         self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.trained, self._me.wire)
 
     # --- one step ---------------------------------------------------------------------------------------------
-
-    def before_call(self) -> None:
-        """The model is about to be called."""
-        self.before_read()
-        self._hook_fired = not self._is_traced
-
-    def before_read(self) -> None:
-        """A variable is about to be read, or a graph that reads it to be run."""
-        if in_graph():
-            self._is_traced, self.is_lazy = True, False
-        if self.client.is_pending:
-            with outside():
-                self._settle_as_written()
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Called by the optimizer with what Keras has clipped and unscaled."""
@@ -164,7 +148,7 @@ class KerasTrainee(Trainee):
         return ordered
 
     def step(self, gradients: list[Any]) -> None:
-        """Push this worker's gradient; the answer is taken now, or before the next call of the model."""
+        """Push this worker's gradient and take the newest parameters."""
         self._gradients = gradients
         self.before_step()
         self._push(self._gradients)
@@ -172,8 +156,6 @@ class KerasTrainee(Trainee):
         self.after_step()
 
     def _apply_in_graph(self, gradients: Sequence[Any], numbers: Sequence[int]) -> None:
-        self._is_traced, self.is_lazy = True, False
-
         def step(lr: Any, *arrays: Any) -> list[Any]:
             return self.called_out(lambda: self._step_called(float(lr), self._ordered(arrays, numbers)))
 
@@ -184,19 +166,18 @@ class KerasTrainee(Trainee):
     def _step_called(self, lr: float, gradients: list[Any]) -> list[Any]:
         self.lr = lr
         self.step(gradients)
-        self.settle()
         return self.fresh()
 
     def called_out(self, body: Callable[[], list[Any]]) -> list[Any]:
         """Run by a graph. What is raised here comes out of TensorFlow as an error of its own: keep the true one."""
-        self._is_in_graph = True
+        self.is_in_graph = True
         try:
             return body()
         except BaseException as error:
             exits.inside.append(error)
             raise
         finally:
-            self._is_in_graph = False
+            self.is_in_graph = False
 
     def fresh(self) -> list[Any]:
         """The arena's values as arrays of their own: TensorFlow takes them as they are."""
@@ -239,24 +220,37 @@ class KerasTrainee(Trainee):
         return ["Device mapping:", *lines] if lines else ["Device mapping: no known devices."]
 
 
+class VariableWrites:
+    """Finds what a script assigns to trained variables: their values are compared with the arena's."""
+
+    def __init__(self, trainee: KerasTrainee) -> None:
+        self._trainee = trainee
+
+    def remember(self) -> None:
+        """Take the variables' values into the arena, unless they have just come from there."""
+        if not self._trainee.is_in_graph:
+            self._trainee.fill_arena()
+
+    def found(self) -> Sequence[int]:
+        pairs = zip(self._trainee.trained, self._trainee.views, strict=True)
+        return [i for i, (w, view) in enumerate(pairs) if not _has_same_bytes(read(w.variable), view)]
+
+
+def _has_same_bytes(values: Any, view: Any) -> bool:
+    """
+    >>> _has_same_bytes(np.array([0.0, np.nan]), np.array([0.0, np.nan])), _has_same_bytes(np.zeros(2), -np.zeros(2))
+    (True, False)
+    """
+    return np.array_equal(np.ascontiguousarray(values).view(np.uint8), np.ascontiguousarray(view).view(np.uint8))
+
+
 def in_graph() -> bool:
     """Whether what is called now becomes part of a graph."""
     return IS_TENSORFLOW and bool(tf.inside_function())
 
 
-def as_written(body: Callable[[], None]) -> Callable[[], None]:
-    """A function that a tf.function does not rewrite on its way through."""
-    return tf.autograph.experimental.do_not_convert(body) if IS_TENSORFLOW else body
-
-
-def outside() -> AbstractContextManager[Any]:
-    """In here nothing becomes part of a graph that is being made: values are assigned once, and not in every run."""
-    return tf.init_scope() if in_graph() else nullcontext()
-
-
 def read(variable: Any) -> Any:
-    """A variable's values as an array, on its own memory where that is possible; as they are, whatever is on its way
-    (worker/tensorflow_objects has changed `value`)."""
+    """A variable's values as an array, on its own memory where that is possible."""
     return as_array(variable._value)
 
 

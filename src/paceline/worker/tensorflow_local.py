@@ -18,6 +18,7 @@ from paceline.worker.tensorflow import KerasTrainee, in_graph, read, tf
 from paceline.worker.tensorflow_layout import Names
 from paceline.worker.tensorflow_objects import change
 from paceline.worker.trainee import outer_spec
+from paceline.worker.writes import Unwatched
 
 
 class LocalKerasTrainee(KerasTrainee):
@@ -109,7 +110,6 @@ class LocalKerasTrainee(KerasTrainee):
 
     def after_in_graph(self) -> None:
         """After the update: a step counts; every H-th time the values go out, and others come back."""
-        self._is_traced, self.is_lazy = True, False
         before = [weight.variable.value.read_value() for weight in self.trained]
 
         def exchange(*values: Any) -> list[Any]:
@@ -121,7 +121,6 @@ class LocalKerasTrainee(KerasTrainee):
         self._values = values
         try:
             has_exchanged = self.stepped()
-            self.settle()
         finally:
             self._values = None
         return self.fresh() if has_exchanged else values
@@ -158,7 +157,7 @@ class LocalKerasTrainee(KerasTrainee):
             self._start_here()
 
     def _go_back(self) -> None:
-        for view, origin in zip(self._views, self._origin, strict=True):
+        for view, origin in zip(self.views, self._origin, strict=True):
             np.copyto(view, origin)
         self.mirror()
 
@@ -168,7 +167,6 @@ class LocalKerasTrainee(KerasTrainee):
         if self._since_exchange:
             self.wants_ticket = self.is_budgeted
             self._exchange()
-            self.settle()
 
     def assign_parameters(self) -> None:
         super().assign_parameters()
@@ -186,6 +184,7 @@ class LocalKerasTrainee(KerasTrainee):
 
     def joined(self, on_load: Any) -> None:
         super().joined(on_load)
+        self.writes = Unwatched()
         self._start_here()
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

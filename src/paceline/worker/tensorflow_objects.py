@@ -4,9 +4,7 @@ Called by worker/tensorflow_preparation. Names and modules stay, so that saving 
 
 - The optimizer keeps all that Keras does around an update: filtering, unscaling, clipping, counting iterations. The
   update itself goes to the ps; what it would remember here is not made.
-- The model takes the last answer before it is called, and tells when values were loaded into it. It is not compiled
-  with XLA: a compiled graph cannot call out.
-- A trained variable takes it before it is read, whoever reads it: the model, a layer, the script.
+- The model tells when values were loaded into it. It is not compiled with XLA: a compiled graph cannot call out.
 """
 
 import inspect
@@ -19,7 +17,6 @@ from paceline.errors import UsageError
 from paceline.worker.exits import true_error
 from paceline.worker.tensorflow import KerasTrainee
 
-RUNNERS = ("export", "evaluate", "predict", "predict_on_batch", "test_on_batch")  # of graphs: no variable sees a read
 LOADERS = ("load_weights", "set_weights")
 
 
@@ -39,13 +36,9 @@ def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
 def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None]) -> None:
     """Change the model in place."""
     base = type(model)
-    members: dict[str, Any] = {name: _after(trainee.before_read, getattr(base, name)) for name in RUNNERS}
-    members["__call__"] = _after(trainee.before_call, base.__call__)
-    members.update({name: _loader(base, name, trainee) for name in LOADERS})
+    members: dict[str, Any] = {name: _loader(base, name, trainee) for name in LOADERS}
     members.update({"fit": _fit(base, on_epoch), "compile": _compile(base, trainee), "jit_compile": _never_compiled()})
     change(model, members)
-    for weight in trainee.trained:
-        change(weight.variable, {"value": _value(weight.variable, trainee)})
 
 
 def change(target: Any, members: dict[str, Any]) -> None:
@@ -80,29 +73,10 @@ def _register(made: type[Any], base: type[Any]) -> None:
             keras.saving.register_keras_serializable(package, name)(each)
 
 
-def _after(first: Callable[[], None], plain: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        first()
-        return plain(self, *args, **options)
-
-    return call
-
-
-def _value(variable: Any, trainee: KerasTrainee) -> property:
-    plain = type(variable).value.fget
-
-    def get(self: Any) -> Any:
-        trainee.before_read()
-        return plain(self)
-
-    return property(get)
-
-
 def _loader(base: type[Any], name: str, trainee: KerasTrainee) -> Callable[..., Any]:
     plain = getattr(base, name)
 
     def load(self: Any, *args: Any, **options: Any) -> Any:
-        trainee.settle()
         result = plain(self, *args, **options)
         trainee.on_load()
         return result

@@ -1,7 +1,7 @@
 """WHAT does a PyTorch worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
 
 Made by `ctx.prepare`. worker/trainee has what every framework shares; here are torch's tensors: parameters that are
-views of the arena, gradients, and the hooks that take an answer before the next forward pass.
+views of the arena, gradients, and what a script may do to both between two steps.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 from paceline.cluster.spec import Task
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.torch_compiler import disabled
-from paceline.worker.torch_copies import copies_stand_alone, readers_see_the_newest
 from paceline.worker.torch_devices import mapping_lines
+from paceline.worker.torch_first import FirstValues
 from paceline.worker.torch_gradients import Outgoing
 from paceline.worker.torch_layout import describe, group_options, optimizer_spec, plain
 from paceline.worker.torch_overlap import Overlap
+from paceline.worker.torch_places import Places, check_alone
+from paceline.worker.torch_writes import DeviceWrites
 from paceline.worker.trainee import Trainee
+from paceline.worker.writes import MemoryWrites, Writes
 
 
 class TorchTrainee(Trainee):
@@ -39,10 +41,9 @@ class TorchTrainee(Trainee):
             raise UsageError(f"the trained parameters are on {len(devices)} devices; a worker trains on one")
         self.device = devices.pop()
         self._on_device: torch.Tensor | None = None
+        self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
         self._option_names = tuple(optimizer.defaults)
-        values = [value for group in optimizer.param_groups for value in group.values()]
-        self._has_tensor_options = any(isinstance(value, torch.Tensor) for value in values)
         self._sent_options = self._option_values()
 
     def make_spec(self) -> OptimizerSpec:
@@ -56,15 +57,23 @@ class TorchTrainee(Trainee):
         if self.device.type != "cpu":
             self._on_device = torch.zeros(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
         offsets = self.plan.tensor_offsets()
+        views = [self._typed(spec, offsets.get(index, 0)) for index, spec in enumerate(self.layout.trained)]
         with torch.no_grad():
-            for index, (spec, parameter) in enumerate(zip(self.layout.trained, self.parameters, strict=True)):
-                if spec.numel == 0:
-                    continue
-                view = self._typed(spec, offsets[index])
-                view.copy_(parameter)
-                parameter.data = view
+            for view, parameter in zip(views, self.parameters, strict=True):
+                if view.numel():
+                    view.copy_(parameter)
+                    parameter.data = view
         self.fill_arena()
-        self._anchor = [(p, p.data_ptr()) for p in (self.parameters[0], self.parameters[-1])]
+        self._places = Places(self.model, [t.name for t in self.layout.trained], self.parameters, views)
+        self.writes = self._watch(offsets)
+
+    def _watch(self, offsets: dict[int, int]) -> Writes:
+        """Make what finds the script's own writes into the parameters."""
+        if self._on_device is not None:
+            return DeviceWrites(self._on_device, len(self.parameters))
+        memory, starts = self.arena.memory, [offsets.get(index, 0) for index in range(len(self.parameters))]
+        ends = [start + spec.size_bytes for start, spec in zip(starts, self.layout.trained, strict=True)]
+        return MemoryWrites([memory[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def _typed(self, spec: TensorSpec, offset: int) -> torch.Tensor:
         if self._on_device is None:
@@ -102,19 +111,15 @@ class TorchTrainee(Trainee):
     # --- connecting -------------------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        """Views on the slots, parameters from the ps, hooks on the model."""
+        """Find the slots, take the parameters of the ps, and call `on_load` when the script loads first values."""
         self.find_slots()
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
         self._overlap = self._make_overlap()
         self.mirror()
-        before_forward = disabled(self._before_forward)
-        hooks = [
-            ("_forward_pre_hooks", self.model.register_forward_pre_hook(before_forward)),
-            ("_state_dict_pre_hooks", self.model.register_state_dict_pre_hook(lambda *_: self.settle())),  # type: ignore[no-untyped-call]
-            ("_load_state_dict_post_hooks", self.model.register_load_state_dict_post_hook(lambda *_: on_load())),  # type: ignore[no-untyped-call]
-        ]
-        copies_stand_alone(self.model, hooks, self.settle)
-        readers_see_the_newest(self.model, self.settle)
+        self.writes.remember()
+        if self.alias_line:
+            self._say(self.alias_line)
+        self._first = FirstValues(self.model, on_load, self)
 
     def find_slots(self) -> None:
         """Where gradients go; a ps that was connected to again has another slot."""
@@ -133,10 +138,10 @@ class TorchTrainee(Trainee):
     # --- one step ---------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Push this worker's gradient; the answer is taken now, or before the next forward pass."""
+        """Push this worker's gradient and take the newest parameters."""
         self.before_step()
         with torch.no_grad():
-            self._push([p.grad for p in self.parameters])
+            self._push(self._places.gradients())
         self.steps += 1
 
     def _spoil(self) -> None:
@@ -146,28 +151,18 @@ class TorchTrainee(Trainee):
             with torch.no_grad():
                 gradient[(0,) * gradient.dim()] = float("nan")
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if torch.is_grad_enabled():  # an evaluation says nothing about how the training calls the model
-            self._hook_fired = True
-        if self.client.is_pending:
-            self.settle()
+    def check_parameters(self) -> None:
+        self._places.check(self._say)
 
-    def _check_anchor(self) -> None:
-        for parameter, pointer in self._anchor:
-            if parameter.data_ptr() != pointer:
-                raise PacelineError(
-                    "the model's parameters were moved or cast after prepare(), so the ps can no longer reach them: "
-                    "call model.to(...) or model.half() before prepare()"
-                )
+    def end_first(self) -> None:
+        super().end_first()
+        self._first.end()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
 
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names
-        values = [[group[n] for n in names] for group in self.optimizer.param_groups]
-        if self._has_tensor_options:  # a scheduler changes those in place, so a copy must be kept
-            values = plain(values)
-        return values
+        return [[_held(group[n]) for n in names] for group in self.optimizer.param_groups]
 
     def _group_options(self) -> list[Options]:
         return group_options(self.optimizer)
@@ -178,3 +173,10 @@ class TorchTrainee(Trainee):
 
     def mapping_lines(self, task: Task) -> list[str]:
         return mapping_lines(task)
+
+
+def _held(value: Any) -> Any:
+    """Copy an option that can be changed in place (schedulers change tensors so), so that the change is seen."""
+    if type(value) is float:
+        return value
+    return plain(value) if isinstance(value, torch.Tensor | list) else value

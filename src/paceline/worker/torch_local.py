@@ -19,6 +19,7 @@ from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.torch import TorchTrainee
 from paceline.worker.trainee import outer_spec
+from paceline.worker.writes import Unwatched, Writes
 
 
 class LocalTrainee(TorchTrainee):
@@ -64,8 +65,6 @@ class LocalTrainee(TorchTrainee):
             if self_ is not optimizer:  # a copy, which trains something else
                 return base.step(self_, *args, **options)
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at, to warn
-            if args or options:
-                self.settle()  # a closure brings the forward pass of this step
             self.before_step()
             loss = base.step(optimizer, *args, **options)
             self._stepped()
@@ -97,10 +96,12 @@ class LocalTrainee(TorchTrainee):
         if self._since_exchange:
             self.wants_ticket = self.is_budgeted
             self._exchange()
-            self.settle()
 
     def _values(self) -> list[torch.Tensor]:
         return [p.detach() for p in self.parameters]
+
+    def _watch(self, offsets: dict[int, int]) -> Writes:
+        return Unwatched()
 
     def _start_here(self) -> None:
         """Deltas count from where the parameters are now."""

@@ -168,7 +168,7 @@ class _Remote:
 
     def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
         """The chief's loaded state goes to the ps."""
-        if not self._ctx.may_assign():
+        if not self._ctx.takes("optimizer.load_state_dict()"):
             return
         slots: dict[int, dict[str, WholeSlot]] = {}
         for index, spec in enumerate(self._trainee.layout.trained):

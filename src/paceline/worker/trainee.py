@@ -3,9 +3,13 @@
 The part that every framework shares; worker/torch and worker/tensorflow bring the tensors. No framework: the arena is
 bytes. Everything here runs on the thread that trains. The way of one step (docs/step.md):
 
-1. the framework's step takes the previous answer if nobody has,
-2. its gradient goes into the slot (large ones on tcp: onto the wire from where they lie), looked at with one sum,
-3. push, and return at once if the answer can be taken later: before the next forward pass.
+1. what the script has written into the parameters goes to the ps, or is refused,
+2. the gradient goes into the slot (large ones on tcp: onto the wire from where they lie), looked at with one sum,
+3. push, and wait for the answer: after the framework's step the model holds the newest parameters.
+
+What a script writes into the parameters itself is looked for before they are overwritten or pushed against
+(worker/writes). With one worker it goes to the ps, as if this were one process; with several it is refused outside
+ctx.assign().
 """
 
 import warnings
@@ -16,7 +20,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.cluster.spec import Task
-from paceline.errors import NonFiniteGradient, PacelineError
+from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan, place
@@ -27,10 +31,12 @@ from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTa
 from paceline.worker.client import Client, Identity
 from paceline.worker.injection import Injection
 from paceline.worker.position import Progress
+from paceline.worker.script import script_line
 from paceline.worker.slots import Slots, gather
 from paceline.worker.slowness import Slowness
+from paceline.worker.writes import Unwatched, Writes
 
-EAGER_STEPS = 2  # these wait inside the step, to see whether a forward pass comes before the next one
+MAX_NAMES = 4  # of tensors in a message
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
 
 
@@ -84,8 +90,9 @@ class Trainee(ABC):
         self._outgoing: Slotted = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
         self._overlap: Early | None = None
         self._sent_options: Any = None
-        self.is_lazy = False
-        self._hook_fired = False
+        self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
+        self.is_alone = True  # no other worker trains this model
+        self.goes_on = False  # a run that has made updates already, before this worker's first step
         self._holds_averages = False
         self._refreshes_later = False
         self.slowness: Slowness | None = None
@@ -173,24 +180,64 @@ class Trainee(ABC):
     # --- one step ---------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """The answer of the last push must be in before this step counts."""
+        """Refuse or prepare what must hold before a gradient leaves."""
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
-        if self.client.is_pending:
-            self._go_eager()
-            self.settle()
-        self._check_anchor()
+        self.settle()  # an answer that Ctrl+C has interrupted
+        self.check_parameters()
+        self.keep_writes()
+        if not self.pushes:
+            self.end_first()
         if self.slowness is not None:
             self.slowness.hold_back()
         if self.injection is not None:
             self.injection.before_push(self.steps + 1, self._spoil)
 
-    def _check_anchor(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to look at)
-        """Whether the model still is what was bound."""
+    def check_parameters(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to check)
+        """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
+
+    # --- what the script writes into the parameters -----------------------------------------------------------
+
+    def keep_writes(self) -> None:
+        """Send what the script has written into the parameters since the last pull to the ps, or refuse it. The caller
+        must have taken the last answer."""
+        written = self.writes.found()
+        if not written:
+            return
+        if self.goes_on:
+            self._say(
+                f"paceline: {self._named(written)} written between prepare() and the first step, and this run goes on "
+                f"from global step {self.client.links[0].version}: the values on the ps count. Write before prepare()"
+            )
+            self._bring_newest()
+        elif self.is_alone:
+            self._send_parameters("written")
+        else:
+            raise UsageError(
+                f"{self._named(written)} written by the script after prepare(){script_line()}. The parameters "
+                "belong to the ps, and the other workers would not see it: write before prepare(), or on all workers inside "
+                "`with ctx.assign():` (the chief's values count), or let the ps keep a constraint: "
+                "paceline.constrain(parameter, min=, max=, max_norm=)"
+            )
+
+    def _named(self, indices: Sequence[int]) -> str:
+        names = [self.layout.trained[index].name for index in indices]
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return f"{', '.join(names[:MAX_NAMES])}{more} {'was' if len(names) == 1 else 'were'}"
+
+    def _send_parameters(self, what: str) -> None:
+        self.fill_arena()
+        for link in self.client.links:
+            link.ask(Assign(what), bulk=[link.into] if link.into.nbytes else [])
+        self.writes.remember()
+
+    def end_first(self) -> None:
+        """Treat what the script writes from now on as training, no longer as first values."""
+        self.goes_on = False
 
     def newest_step(self) -> int:
-        """The global step with this worker's own push in it, without waiting for the answer to that push."""
-        return self.client.links[0].version + self.client.is_pending
+        """The global step with this worker's last push in it."""
+        return self.client.links[0].version
 
     def _push(self, gradients: Any) -> None:
         self.clock.pushing_since_s = perf_counter() - self.clock.wait_s  # until the step ends
@@ -207,14 +254,10 @@ class Trainee(ABC):
         self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, self._outgoing.again)
         self.pushes += 1
         self.progress.pushed()
-        if not self.is_lazy:
-            self.settle()
-            if self.pushes == EAGER_STEPS and self._hook_fired:
-                self.is_lazy = True
-            self._hook_fired = False
+        self.settle()
 
     def settle(self) -> None:
-        """Take the answer that is still on its way, if there is one."""
+        """Wait for the answer to the last push, if it has not been taken yet."""
         if not self.client.is_pending:
             return
         clock = self.clock
@@ -222,6 +265,7 @@ class Trainee(ABC):
         taken = self.client.take()
         self._outgoing.forget()
         self.mirror()
+        self.writes.remember()
         took_s = perf_counter() - began_s
         if not clock.pushing_since_s:  # else it is a part of the push
             clock.exchange_s += took_s - (clock.wait_s - waited_s)
@@ -240,6 +284,7 @@ class Trainee(ABC):
         if self._holds_averages:
             self._refreshes_later = True
         else:
+            self.keep_writes()
             self._bring_newest()
 
     def _bring_newest(self) -> None:
@@ -247,6 +292,7 @@ class Trainee(ABC):
         waited_s, began_s = clock.wait_s, perf_counter()
         self.client.pull()
         self.mirror()
+        self.writes.remember()
         if not clock.pushing_since_s:
             clock.exchange_s += perf_counter() - began_s - (clock.wait_s - waited_s)
         if self._overlap is not None:
@@ -263,21 +309,13 @@ class Trainee(ABC):
     def finish(self) -> None:
         """This worker's training is over: nothing of it may be left behind."""
         self.settle()
+        self.keep_writes()
 
     def close(self) -> None:
         """Let go of the cluster."""
         if self._overlap is not None:
             self._overlap.close()
         self.client.close()
-
-    def _go_eager(self) -> None:
-        if self.is_lazy:
-            self.is_lazy = False
-            warnings.warn(
-                "paceline: a step came without a forward pass of the prepared model before it, so every step() waits "
-                "for its parameters from now on",
-                stacklevel=7,  # the script's own optimizer.step()
-            )
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
 
@@ -328,9 +366,7 @@ class Trainee(ABC):
     def assign_parameters(self) -> None:
         """The chief's parameters, as they are now, become the cluster's."""
         self.settle()
-        self.fill_arena()
-        for link in self.client.links:
-            link.ask(Assign("parameters"), bulk=[link.into] if link.into.nbytes else [])
+        self._send_parameters("parameters")
         self.send_carried()
 
     def send_carried(self) -> None:
@@ -347,6 +383,7 @@ class Trainee(ABC):
     def averages(self) -> Iterator[None]:
         """Inside, the model holds the averaged parameters of the ps; afterwards its own again, to the bit."""
         self.settle()
+        self.keep_writes()
         blocks = [link.ask_bulk(Fetch("ema"), link.into.nbytes)[1] for link in self.client.links]
         memory = self.arena.memory
         self.fill_arena()
@@ -354,13 +391,19 @@ class Trainee(ABC):
         for link, block in zip(self.client.links, blocks, strict=True):
             link.into[:] = block
         self.mirror()
+        self.writes.remember()
         did_hold, self._holds_averages = self._holds_averages, True
         try:
             yield
+            if written := self.writes.found():
+                raise UsageError(
+                    f"{self._named(written)} written inside ctx.ema(), where the averages can only be read"
+                )
         finally:
             self._holds_averages = did_hold
             memory[:] = own
             self.mirror()
+            self.writes.remember()
             if self._refreshes_later and not did_hold:
                 self._refreshes_later = False
                 self._bring_newest()

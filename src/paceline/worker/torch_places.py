@@ -1,0 +1,156 @@
+"""Check where a PyTorch model's parameters lie, and what their gradients are, before each push.
+
+Used by worker/torch. The parameters are views of the arena. A script may give one other memory (`flatten_parameters()`,
+`.to(memory_format=...)`, `.data = ...`): with the same dtype and shape it is laid back on the arena, with its values;
+else it is refused. So is a gradient that is not of its parameter's dtype and shape.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from paceline.errors import UsageError
+from paceline.worker.script import script_line
+
+
+class Places:
+    """The trained parameters, with the view of the arena on which each one must lie."""
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str], parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]
+    ) -> None:
+        self._names = names
+        self._parameters = parameters
+        self._views = views
+        self._pointers = [view.data_ptr() for view in views]
+        self._strides = [view.stride() for view in views]
+        self._shapes = [view.shape for view in views]
+        self._dtypes = [view.dtype for view in views]
+        owners = [_owner_of(model, name, p) for name, p in zip(names, parameters, strict=True)]
+        self._owned = [(found, p) for found, p in zip(owners, parameters, strict=True) if found is not None]
+        self._said: set[str] = set()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Return each parameter's gradient, None for those without; refuse what a ps cannot apply."""
+        gradients = [p.grad for p in self._parameters]
+        for gradient, dtype, shape in zip(gradients, self._dtypes, self._shapes, strict=True):
+            if gradient is not None and (
+                gradient.dtype is not dtype or gradient.shape != shape or gradient.layout is not torch.strided
+            ):
+                self._refuse_gradient(gradients)
+        return gradients
+
+    def _refuse_gradient(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for name, gradient, view in zip(self._names, gradients, self._views, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise UsageError(
+                    f"the gradient of {name} is sparse, which a ps does not take: make its layer with sparse=False, or "
+                    f"use --mode local, where the optimizer runs on the worker; seen at optimizer.step(){script_line()}"
+                )
+            if gradient is not None and (gradient.dtype != view.dtype or gradient.shape != view.shape):
+                raise UsageError(
+                    f"the gradient of {name} is {_kind(gradient)}, and the ps trains {_kind(view)}: cast modules "
+                    f"before prepare(), and leave grad_dtype as it is; seen at optimizer.step(){script_line()}"
+                )
+
+    def check(self, say: Callable[[str], None]) -> None:
+        """Refuse a parameter that is another one than prepare() saw; lay back one that lies elsewhere."""
+        placed = zip(self._parameters, self._pointers, self._strides, self._shapes, strict=True)
+        for index, (parameter, pointer, stride, shape) in enumerate(placed):
+            if parameter.data_ptr() != pointer or parameter.stride() != stride or parameter.shape != shape:
+                self._lay_back(index, say)
+        for (members, key, name), parameter in self._owned:
+            if members.get(key) is not parameter and members.get(key) is not None:
+                raise UsageError(
+                    f"{name} is another parameter than prepare() saw, which the ps does not train: replace layers and "
+                    f"parameters before prepare(); seen at optimizer.step(){script_line()}"
+                )
+
+    def _lay_back(self, index: int, say: Callable[[str], None]) -> None:
+        name, parameter, view = self._names[index], self._parameters[index], self._views[index]
+        if not view.numel() and parameter.shape == view.shape:
+            return
+        if (parameter.dtype, parameter.shape, parameter.device) != (view.dtype, view.shape, view.device):
+            raise UsageError(
+                f"the parameter {name} is {_kind(parameter)}, and was {_kind(view)} when prepare() saw it: call "
+                f"model.to(...), model.half() and the like before prepare(); seen at optimizer.step(){script_line()}"
+            )
+        if name not in self._said:
+            self._said.add(name)
+            say(
+                f"paceline: {name} was given other memory after prepare(): its values count, and it keeps the memory "
+                "and the memory format that it had at prepare()"
+            )
+        with torch.no_grad():
+            view.copy_(parameter.detach().clone())  # a copy, because the two may overlap
+            parameter.data = view
+
+
+def check_alone(tensors: Mapping[str, torch.Tensor], trained: Sequence[torch.Tensor]) -> str:
+    """Refuse parameters whose memory is another tensor's too: they would train apart once they lie on the arena. Return
+    a line for the user about aliases of parameters that cannot be found; empty if there are none."""
+    named = sorted(((_span(t), name, t) for name, t in tensors.items() if t.numel()), key=lambda each: each[0])
+    is_trained = {id(p) for p in trained}
+    end: tuple[int, int] = (-1, -1)
+    last: tuple[str, torch.Tensor | None] = ("", None)
+    for (device, start, stop), name, tensor in named:
+        if (device, start) < end and last[1] is not tensor and {id(tensor), id(last[1])} & is_trained:
+            raise UsageError(
+                f"{last[0]} and {name} share memory, but are two tensors: a ps would train them apart. Tie them by "
+                "giving both modules the same nn.Parameter (b.weight = a.weight), or clone one of them before prepare()"
+            )
+        if (device, stop) > end:
+            end, last = (device, stop), (name, tensor)
+    return _held_elsewhere(tensors, is_trained)
+
+
+def _held_elsewhere(tensors: Mapping[str, torch.Tensor], is_trained: set[int]) -> str:
+    """Refuse views of a buffer that something else holds too. Return a line about other parameters whose memory
+    something else holds; empty if there are none."""
+    count_users = getattr(torch._C, "_storage_Use_Count", None)
+    if count_users is None:
+        return ""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values() if id(t) in is_trained}
+    members: dict[int, list[str]] = {pointer: [] for pointer in storages}
+    for name, tensor in tensors.items():
+        members.get(tensor.untyped_storage().data_ptr(), []).append(name)
+    held: list[str] = []
+    for pointer, storage in storages.items():
+        names = members[pointer]
+        if count_users(storage._cdata) == 1 + len(names):  # `storage` here, and the tensors that are known
+            continue
+        if len(names) > 1 or storage.nbytes() > tensors[names[0]].nbytes:
+            raise UsageError(
+                f"{', '.join(names[:4])}: views of a larger tensor that the script holds too. After prepare() they "
+                "would no longer be on its memory: clone them before prepare(), or make such a tensor after it"
+            )
+        held += names
+    if not held:
+        return ""
+    more = f" and {len(held) - 4} more" if len(held) > 4 else ""
+    return (
+        f"paceline: other tensors share the memory of {', '.join(held[:4])}{more} (.data, .detach(), numpy(), "
+        "state_dict() made before prepare()). They keep the values of now: make them after prepare()"
+    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The device and the addresses between which a tensor's elements lie."""
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return tensor.get_device(), start, start + (last + 1) * tensor.element_size()
+
+
+def _owner_of(model: nn.Module, name: str, parameter: torch.Tensor) -> tuple[dict[str, object], str, str] | None:
+    """Find the module that holds a parameter under this name; None for one that only the optimizer holds."""
+    path, _, key = name.rpartition(".")
+    try:
+        members = model.get_submodule(path)._parameters
+    except AttributeError:
+        return None
+    return (members, key, name) if members.get(key) is parameter else None  # type: ignore[return-value]
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"

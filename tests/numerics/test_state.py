@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 
 import paceline
-from paceline.errors import TrainingFailed
+from paceline.errors import TrainingFailed, UsageError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -112,18 +112,43 @@ def test_loading_in_the_middle_of_a_training(lane: str, tmp_path: Path) -> None:
     check(recipe, tmp_path, workers=2, mode="sync", ps=2, lane=lane)
 
 
-def test_a_write_that_is_no_load_is_gone_at_the_next_pull() -> None:
+def test_a_write_of_a_single_worker_is_there_after_a_pull() -> None:
     def recipe(job: Job) -> Returned:
         model = job.make(small)
-        model, _ = job.prepare(model, SGD(model.parameters(), lr=0.1))
-        before = weights(model)
-        with torch.no_grad():
-            model[0].weight.fill_(9.0)
-        job.ctx.pull()
-        assert_same(before, weights(model), "after pull")
+        model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
+        for value in (9.0, 8.0):
+            with torch.no_grad():
+                model[0].weight.fill_(value)
+            written = weights(model)
+            job.ctx.pull()
+            assert_same(written, weights(model), "after pull")
+            train(job, model, optimizer, 1)
         return {}
 
     run_cluster(recipe, 1, ps=2)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_write_beside_other_workers_is_refused(steps: int) -> None:
+    """Before the first step and after; the error names the parameter and the line that noticed it."""
+
+    def recipe(job: Job) -> Returned:
+        model = job.make(small)
+        model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
+        train(job, model, optimizer, steps)
+        before = model[0].weight.detach().clone()
+        model[0].weight.data.clamp_(-0.01, 0.01)
+        with pytest.raises(UsageError) as caught:
+            train(job, model, optimizer, 1)
+        assert "0.weight was written" in str(caught.value) and "test_state.py, line" in str(caught.value)
+        model[0].weight.data.copy_(before)
+        with job.ctx.assign():
+            model[0].weight.data.clamp_(-0.01, 0.01)
+        return {"model": weights(model)}
+
+    (chief, other), _ = run_cluster(recipe, 2, mode="async")
+    assert_same(chief["model"], other["model"], "the chief's write, inside assign()")
+    assert chief["model"]["0.weight"].abs().max() <= 0.01
 
 
 def test_optimizer_state_dict_has_the_shape_of_torch() -> None:
@@ -195,11 +220,9 @@ def test_a_copy_of_the_model_has_nothing_to_do_with_the_cluster() -> None:
         model.register_forward_pre_hook(lambda module, inputs: None)  # the user's own hook stays
         model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
         train(job, model, optimizer, 4)
-        assert job.ctx._trainee.client.is_pending  # the worker is lazy: the answer is still on its way
         deep = copy.deepcopy(model)
         now = weights(model)
         train(job, model, optimizer, 1)
-        assert job.ctx._trainee.client.is_pending
         shallow = copy.copy(model)
         assert shallow[0].weight is model[0].weight
         for each in (deep, shallow):

@@ -322,7 +322,7 @@ class Shard:
         for block, seen in zip(self.blocks, self._seen, strict=True):
             new = flat(values, block.model_dtype, block.model_offset, block.numel)
             if block.dtype != block.model_dtype:
-                torch.where(new == seen, block.vector, new.to(block.dtype), out=block.vector)
+                torch.where(new == seen, block.vector, new.to(block.vector.dtype), out=block.vector)
         self.memory[:] = values
 
     def assign(self, values: memoryview, is_written: bool = False) -> None:

@@ -64,7 +64,7 @@ class Context:
         self._place = self.worker_index, self.num_workers
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
-        self._is_assigning = False
+        self.is_assigning = False
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
@@ -304,6 +304,8 @@ class Context:
         number = whole("epochs", count)
         if self.job == "evaluator":
             return
+        if self._trainee is not None:
+            self._trainee.begin_loop()
         for epoch in self.progress.epochs(number):
             self.clock.epoch()
             yield epoch
@@ -315,6 +317,7 @@ class Context:
             yield from range(total)
             return
         trainee, number = self._trainee, self._trainee.steps
+        trainee.begin_loop()
         trainee.wants_ticket = trainee.is_budgeted = self.progress.is_guided = True
         try:
             while self._has_ticket(total):
@@ -402,6 +405,8 @@ class Context:
         """Called by a prepared loader with every batch that it gives; None: with the start of an epoch, to which
         what was taken before and not pushed does not belong (a batch that was only looked at, say)."""
         if self._trainee is not None and loader is self.training_loader:
+            if count is None:
+                self._trainee.begin_loop()
             self._trainee.seen_samples = 0 if count is None else self._trainee.seen_samples + count
 
     def switch_mode(self, name: str, **numbers: Any) -> None:
@@ -433,7 +438,7 @@ class Context:
             yield
             return
         self.barrier()
-        self._is_assigning = True
+        self.is_assigning = True
         try:
             yield
             if self.is_chief:
@@ -442,7 +447,7 @@ class Context:
                 self._trainee.forget_steps()
                 self._trainee.writes.remember()  # the barrier brings the chief's
         finally:
-            self._is_assigning = False
+            self.is_assigning = False
         self.barrier()
 
     def takes(self, what: str) -> bool:
@@ -450,7 +455,7 @@ class Context:
         assign(), and a single worker's at any time. Refuse it in the middle of a run with several."""
         trainee = self._trainee
         is_first = trainee is None or not trainee.pushes
-        if self._is_assigning or (is_first and self.started_at == 0):
+        if self.is_assigning or (is_first and self.started_at == 0):
             return self.is_chief
         if is_first:
             self._say(f"paceline: {what} has no effect: this run goes on from global step {self.started_at}")
@@ -514,7 +519,7 @@ class Context:
 
     def _leave(self) -> None:
         trainee = self._trainee
-        trainee.finish()
+        refused = trainee.finish()
         links = trainee.client.links
         counts = [(link.channel.lane, link.counts()) for link in links]
         report = self._reporter.end(self.worker_index, trainee, trainee.discarded, counts)
@@ -533,6 +538,8 @@ class Context:
             trainee.client.pull()  # our end may have closed a round with the gradient of one that died
             if links[0].version != saved_at and self._save(self._where()) is None:
                 raise NotSaved(f"the final model, of global step {links[0].version}, could not be saved; see above why")
+        if refused is not None:
+            raise refused
 
     @property
     def _saves(self) -> bool:

@@ -181,7 +181,8 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
     """Send the values that the script has loaded into the model to the ps, if they are the cluster's."""
     if ctx.takes("model.load_state_dict()"):
         trainee.assign_parameters()
+    elif ctx.started_at and not ctx.is_assigning:
+        trainee.take_newest()
     else:
         trainee.forget_steps()
-        if not trainee.goes_on:
-            trainee.writes.remember()  # the chief loads, too, and sends
+        trainee.writes.remember()  # the chief loads, too, and sends

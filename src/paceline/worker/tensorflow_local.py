@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from paceline.errors import UsageError
 from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
@@ -18,7 +19,7 @@ from paceline.worker.tensorflow import KerasTrainee, in_graph, read, tf
 from paceline.worker.tensorflow_layout import Names
 from paceline.worker.tensorflow_objects import change
 from paceline.worker.trainee import outer_spec
-from paceline.worker.writes import Unwatched
+from paceline.worker.writes import Unwatched, Writes
 
 
 class LocalKerasTrainee(KerasTrainee):
@@ -161,30 +162,34 @@ class LocalKerasTrainee(KerasTrainee):
             np.copyto(view, origin)
         self.mirror()
 
-    def finish(self) -> None:
-        """The steps since the last exchange count too."""
-        self.settle()
+    def finish(self) -> UsageError | None:
+        """Push the steps since the last exchange, too."""
+        refused = super().finish()
         if self._since_exchange:
             self.wants_ticket = self.is_budgeted
             self._exchange()
+        return refused
 
-    def assign_parameters(self) -> None:
-        super().assign_parameters()
+    def _send_parameters(self, what: str) -> None:
+        super()._send_parameters(what)
         self._start_here()
+
+    def end_first(self) -> None:
+        super().end_first()
+        self.writes: Writes = Unwatched()  # every step of this worker writes the parameters
 
     def forget_steps(self) -> None:
         self._go_back()
         self._since_exchange = 0
 
-    def _bring_newest(self) -> None:
+    def take_newest(self) -> None:
         """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
         if self._since_exchange == 0:
-            super()._bring_newest()
+            super().take_newest()
             self._start_here()
 
     def joined(self, on_load: Any) -> None:
         super().joined(on_load)
-        self.writes = Unwatched()
         self._start_here()
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

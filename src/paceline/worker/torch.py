@@ -16,9 +16,9 @@ from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.torch_devices import mapping_lines
-from paceline.worker.torch_first import FirstValues
 from paceline.worker.torch_gradients import Outgoing
 from paceline.worker.torch_layout import describe, group_options, optimizer_spec, plain
+from paceline.worker.torch_loads import LoadHooks
 from paceline.worker.torch_overlap import Overlap
 from paceline.worker.torch_places import Places, check_alone
 from paceline.worker.torch_writes import DeviceWrites
@@ -119,7 +119,7 @@ class TorchTrainee(Trainee):
         self.writes.remember()
         if self.alias_line:
             self._say(self.alias_line)
-        self._first = FirstValues(self.model, on_load, self)
+        self._loads = None if self.is_alone else LoadHooks(self.model, on_load)
 
     def find_slots(self) -> None:
         """Where gradients go; a ps that was connected to again has another slot."""
@@ -156,7 +156,8 @@ class TorchTrainee(Trainee):
 
     def end_first(self) -> None:
         super().end_first()
-        self._first.end()
+        if self._loads is not None:
+            self._loads.end()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
 

@@ -90,18 +90,20 @@ class LocalTrainee(TorchTrainee):
             self._since_exchange = 0
             self._push(list(deltas))
 
-    def finish(self) -> None:
-        """The steps since the last exchange count too."""
-        self.settle()
+    def finish(self) -> UsageError | None:
+        """Push the steps since the last exchange, too."""
+        refused = super().finish()
         if self._since_exchange:
             self.wants_ticket = self.is_budgeted
             self._exchange()
+        return refused
 
     def _values(self) -> list[torch.Tensor]:
         return [p.detach() for p in self.parameters]
 
-    def _watch(self, offsets: dict[int, int]) -> Writes:
-        return Unwatched()
+    def end_first(self) -> None:
+        super().end_first()
+        self.writes: Writes = Unwatched()  # every step of this worker writes the parameters
 
     def _start_here(self) -> None:
         """Deltas count from where the parameters are now."""
@@ -121,8 +123,8 @@ class LocalTrainee(TorchTrainee):
         else:
             self._start_here()
 
-    def assign_parameters(self) -> None:
-        super().assign_parameters()
+    def _send_parameters(self, what: str) -> None:
+        super()._send_parameters(what)
         self._start_here()
 
     def forget_steps(self) -> None:
@@ -135,10 +137,10 @@ class LocalTrainee(TorchTrainee):
             self.optimizer.state.clear()  # what it remembers is not finite either
         return is_finite
 
-    def _bring_newest(self) -> None:
+    def take_newest(self) -> None:
         """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
         if self._since_exchange == 0:
-            super()._bring_newest()
+            super().take_newest()
             self._start_here()
 
 

@@ -92,7 +92,8 @@ class Trainee(ABC):
         self._sent_options: Any = None
         self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
         self.is_alone = True  # no other worker trains this model
-        self.goes_on = False  # a run that has made updates already, before this worker's first step
+        self.goes_on = False  # a run that has made updates already, before this worker's loop begins
+        self._is_first = True  # no step yet
         self._holds_averages = False
         self._refreshes_later = False
         self.slowness: Slowness | None = None
@@ -186,7 +187,7 @@ class Trainee(ABC):
         self.settle()  # an answer that Ctrl+C has interrupted
         self.check_parameters()
         self.keep_writes()
-        if not self.pushes:
+        if self._is_first:
             self.end_first()
         if self.slowness is not None:
             self.slowness.hold_back()
@@ -209,15 +210,14 @@ class Trainee(ABC):
                 f"paceline: {self._named(written)} written between prepare() and the first step, and this run goes on "
                 f"from global step {self.client.links[0].version}: the values on the ps count. Write before prepare()"
             )
-            self._bring_newest()
+            self.take_newest()
         elif self.is_alone:
-            self._send_parameters("written")
+            self._send_parameters("parameters" if self._is_first else "written")
         else:
             raise UsageError(
-                f"{self._named(written)} written by the script after prepare(){script_line()}. The parameters "
-                "belong to the ps, and the other workers would not see it: write before prepare(), or on all workers inside "
-                "`with ctx.assign():` (the chief's values count), or let the ps keep a constraint: "
-                "paceline.constrain(parameter, min=, max=, max_norm=)"
+                f"{self._named(written)} written by the script after prepare(), before this call{script_line()}: the "
+                "other workers would not see it. Write before prepare(), or on all workers inside `with ctx.assign():` "
+                "(the chief's values count), or let the ps keep a constraint: paceline.constrain(p, min=, max=, max_norm=)"
             )
 
     def _named(self, indices: Sequence[int]) -> str:
@@ -231,9 +231,15 @@ class Trainee(ABC):
             link.ask(Assign(what), bulk=[link.into] if link.into.nbytes else [])
         self.writes.remember()
 
+    def begin_loop(self) -> None:
+        """Drop what the script has written since prepare(), where the run goes on: its loop begins now."""
+        if self.goes_on:
+            self.keep_writes()
+            self.goes_on = False
+
     def end_first(self) -> None:
         """Treat what the script writes from now on as training, no longer as first values."""
-        self.goes_on = False
+        self._is_first = self.goes_on = False
 
     def newest_step(self) -> int:
         """The global step with this worker's last push in it."""
@@ -285,9 +291,10 @@ class Trainee(ABC):
             self._refreshes_later = True
         else:
             self.keep_writes()
-            self._bring_newest()
+            self.take_newest()
 
-    def _bring_newest(self) -> None:
+    def take_newest(self) -> None:
+        """Overwrite the model's parameters with the newest of the ps."""
         clock = self.clock
         waited_s, began_s = clock.wait_s, perf_counter()
         self.client.pull()
@@ -306,10 +313,16 @@ class Trainee(ABC):
     def forget_steps(self) -> None:  # noqa: B027 (only who trains by itself has any)
         """New parameters come from outside: what this worker did to its own since the last pull is gone."""
 
-    def finish(self) -> None:
-        """This worker's training is over: nothing of it may be left behind."""
+    def finish(self) -> UsageError | None:
+        """Send what is left of this worker's training. Return the refusal of what the script wrote last, if there is
+        one: the caller must save what was trained before it raises that."""
         self.settle()
-        self.keep_writes()
+        try:
+            self.keep_writes()
+        except UsageError as refused:
+            self.writes.remember()
+            return refused
+        return None
 
     def close(self) -> None:
         """Let go of the cluster."""
@@ -406,7 +419,7 @@ class Trainee(ABC):
             self.writes.remember()
             if self._refreshes_later and not did_hold:
                 self._refreshes_later = False
-                self._bring_newest()
+                self.take_newest()
 
 
 def outer_spec(num_groups: int, lr: float, momentum: float) -> OptimizerSpec:

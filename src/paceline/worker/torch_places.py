@@ -23,21 +23,17 @@ class Places:
         self._names = names
         self._parameters = parameters
         self._views = views
-        self._pointers = [view.data_ptr() for view in views]
-        self._strides = [view.stride() for view in views]
-        self._shapes = [view.shape for view in views]
-        self._dtypes = [view.dtype for view in views]
-        owners = [_owner_of(model, name, p) for name, p in zip(names, parameters, strict=True)]
-        self._owned = [(found, p) for found, p in zip(owners, parameters, strict=True) if found is not None]
+        self._placed = [(i, p, v) for i, (p, v) in enumerate(zip(parameters, views, strict=True)) if v.numel()]
+        self._model = model
+        self._tree = _tree_of(model)
+        self._names_now = {id(p): name for name, p in model.named_parameters()}
         self._said: set[str] = set()
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Return each parameter's gradient, None for those without; refuse what a ps cannot apply."""
         gradients = [p.grad for p in self._parameters]
-        for gradient, dtype, shape in zip(gradients, self._dtypes, self._shapes, strict=True):
-            if gradient is not None and (
-                gradient.dtype is not dtype or gradient.shape != shape or gradient.layout is not torch.strided
-            ):
+        for gradient, view in zip(gradients, self._views, strict=True):
+            if gradient is not None and not _fits(gradient, view):
                 self._refuse_gradient(gradients)
         return gradients
 
@@ -48,7 +44,7 @@ class Places:
                     f"the gradient of {name} is sparse, which a ps does not take: make its layer with sparse=False, or "
                     f"use --mode local, where the optimizer runs on the worker; seen at optimizer.step(){script_line()}"
                 )
-            if gradient is not None and (gradient.dtype != view.dtype or gradient.shape != view.shape):
+            if gradient is not None and not _fits(gradient, view):
                 raise UsageError(
                     f"the gradient of {name} is {_kind(gradient)}, and the ps trains {_kind(view)}: cast modules "
                     f"before prepare(), and leave grad_dtype as it is; seen at optimizer.step(){script_line()}"
@@ -56,21 +52,32 @@ class Places:
 
     def check(self, say: Callable[[str], None]) -> None:
         """Refuse a parameter that is another one than prepare() saw; lay back one that lies elsewhere."""
-        placed = zip(self._parameters, self._pointers, self._strides, self._shapes, strict=True)
-        for index, (parameter, pointer, stride, shape) in enumerate(placed):
-            if parameter.data_ptr() != pointer or parameter.stride() != stride or parameter.shape != shape:
+        for index, parameter, view in self._placed:
+            if not parameter.is_set_to(view):
                 self._lay_back(index, say)
-        for (members, key, name), parameter in self._owned:
-            if members.get(key) is not parameter and members.get(key) is not None:
+        for members, key, part in self._tree:
+            if members.get(key) is not part:
+                self._look_again(say)
+                break
+
+    def _look_again(self, say: Callable[[str], None]) -> None:
+        """Refuse a model that has lost a trained parameter; say so where one has another name now (a layer that was
+        wrapped by torch.compile, say)."""
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            before, now = self._names_now.get(id(parameter)), names.get(id(parameter))
+            if before is not None and now is None:
                 raise UsageError(
-                    f"{name} is another parameter than prepare() saw, which the ps does not train: replace layers and "
-                    f"parameters before prepare(); seen at optimizer.step(){script_line()}"
+                    f"{name} is no longer in the model, or another parameter is in its place, which the ps does not "
+                    f"train: replace and remove layers before prepare(); seen at optimizer.step(){script_line()}"
                 )
+            if before != now and name not in self._said:
+                self._said.add(name)
+                say(f"paceline: {name} is {now} in the model since prepare(): checkpoints go on calling it {name}")
+        self._tree, self._names_now = _tree_of(self._model), names
 
     def _lay_back(self, index: int, say: Callable[[str], None]) -> None:
         name, parameter, view = self._names[index], self._parameters[index], self._views[index]
-        if not view.numel() and parameter.shape == view.shape:
-            return
         if (parameter.dtype, parameter.shape, parameter.device) != (view.dtype, view.shape, view.device):
             raise UsageError(
                 f"the parameter {name} is {_kind(parameter)}, and was {_kind(view)} when prepare() saw it: call "
@@ -142,14 +149,17 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor.get_device(), start, start + (last + 1) * tensor.element_size()
 
 
-def _owner_of(model: nn.Module, name: str, parameter: torch.Tensor) -> tuple[dict[str, object], str, str] | None:
-    """Find the module that holds a parameter under this name; None for one that only the optimizer holds."""
-    path, _, key = name.rpartition(".")
-    try:
-        members = model.get_submodule(path)._parameters
-    except AttributeError:
-        return None
-    return (members, key, name) if members.get(key) is parameter else None  # type: ignore[return-value]
+def _tree_of(model: nn.Module) -> list[tuple[Mapping[str, object], str, object]]:
+    """List every submodule and parameter with the dictionary that holds it and its name there."""
+    parts: list[tuple[Mapping[str, object], str, object]] = []
+    for module in model.modules():
+        for members in (module._modules, module._parameters):
+            parts += [(members, key, part) for key, part in members.items() if part is not None]
+    return parts
+
+
+def _fits(gradient: torch.Tensor, view: torch.Tensor) -> bool:
+    return gradient.dtype is view.dtype and gradient.layout is torch.strided and gradient.is_same_size(view)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -217,7 +217,7 @@ class Trainee(ABC):
             raise UsageError(
                 f"{self._named(written)} written by the script after prepare(), before this call{script_line()}: the "
                 "other workers would not see it. Write before prepare(), or on all workers inside `with ctx.assign():` "
-                "(the chief's values count), or let the ps keep a constraint: paceline.constrain(p, min=, max=, max_norm=)"
+                "(the chief's values count), or let the ps keep a constraint: paceline.constrain(p, min=…, max=…)"
             )
 
     def _named(self, indices: Sequence[int]) -> str:

@@ -60,8 +60,8 @@ def sequential() -> nn.Module:
 
 
 @pytest.mark.parametrize("when", ["inner", "after"])
-def test_a_compiled_container_that_runs_no_hook_waits_in_step(when: str, tmp_path: Path) -> None:
-    """torch compiles the layers of its own containers, past the hooks: the worker must notice and not go lazy."""
+def test_a_compiled_container(when: str, tmp_path: Path) -> None:
+    """torch compiles the layers of its own containers one by one, and calls no hook of the container."""
     check(lambda job: recipe(job, when, sequential, backend="eager"), tmp_path, ps=2)
 
 

@@ -222,7 +222,7 @@ READS = {
 
 
 def test_every_read_sees_the_last_step(k: Any) -> None:
-    """Also in a loop whose answers are taken late; each read after a step of its own, with nothing read before."""
+    """Each read comes after a step of its own, with nothing read before."""
 
     def script(model: Any, optimizer: Any) -> list[Any]:
         model.compile(optimizer=optimizer, loss=k.LOSS)

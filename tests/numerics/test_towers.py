@@ -330,8 +330,6 @@ def test_with_a_prepared_optimizer_the_variables_are_on_the_ps(order: str) -> No
         if order == "towers first":
             model, optimizer = ctx.prepare(model, optimizer)
         for step in range(STEPS):
-            if step == 1:
-                model(batch(0, 0))  # a forward pass between steps makes the worker lazy
             both.step(squares, [(batch(0, step),), (batch(1, step),)])
             seen.append(weights(model))
         both.close()

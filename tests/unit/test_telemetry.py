@@ -288,11 +288,11 @@ def test_a_step_without_a_push_has_no_exchange_and_one_without_a_loader_no_data(
     assert mine.split_ms() == SplitMs(data=None, compute=3000.0, exchange=0.0, wait=0.0)
 
 
-def test_an_answer_that_is_taken_late_belongs_to_the_step_after_its_push(clock: Clock) -> None:
+def test_an_exchange_between_two_steps_belongs_to_the_second(clock: Clock) -> None:
     mine = StepClock()
     mine.pushing_since_s = clock.now - mine.wait_s
     do_steps(mine, clock, 1.0)
-    mine.exchange_s += 3  # as worker/trainee does before the next forward pass
+    mine.exchange_s += 3  # a ctx call has pulled
     do_steps(mine, clock, 3.0 + 4.0)
     assert mine.split_ms() == SplitMs(data=None, compute=2000.0, exchange=2000.0, wait=0.0)
 

@@ -148,7 +148,7 @@ class _Remote:
         self._ctx.stepped()
 
     def before_zeroing(self) -> None:
-        self._trainee.before_zeroing()
+        """Do nothing: gradients that are set to zero in place have been sent and counted."""
 
     def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """torch's shape of state: gathered from the ps for the moment of the call."""

@@ -305,11 +305,6 @@ class Trainee(ABC):
         if self._overlap is not None:
             self._overlap.forget()
 
-    def before_zeroing(self) -> None:
-        """Gradients are about to be cleared in place: what was sent from where it lies may be needed once more."""
-        if self._outgoing.direct:
-            self.settle()
-
     def forget_steps(self) -> None:  # noqa: B027 (only who trains by itself has any)
         """New parameters come from outside: what this worker did to its own since the last pull is gone."""
 

@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 from paceline.cluster.spec import Task
-from paceline.errors import NonFiniteGradient, PacelineError
+from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.worker.context import Context
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -308,3 +308,43 @@ def test_an_epoch_that_was_left_in_its_middle_does_not_set_the_learning_rate_bac
     assert first == pytest.approx(0.1)
     assert iterations in (9, 10), "a graph may count the step that is under way already"
     assert lr == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "fit"])
+def test_what_a_script_assigns_counts_with_one_worker(k: Any, how: str) -> None:
+    """Weight clipping after every step: a callback in fit, an assign between two steps in a loop."""
+
+    def script(model: Any, optimizer: Any) -> Any:
+        def clip(*_: Any, **__: Any) -> None:
+            for variable in model.trainable_variables:
+                variable.assign(np.clip(variable.numpy(), -0.05, 0.05))
+
+        if how == "fit":
+            model.compile(optimizer=optimizer, loss=k.LOSS)
+            data = k.tf.data.Dataset.from_tensor_slices((k.X[: k.STEPS], k.Y[: k.STEPS]))
+            model.fit(data, verbose=0, callbacks=[k.keras.callbacks.LambdaCallback(on_train_batch_end=clip)])
+        else:
+            clip()
+            for step in range(k.STEPS):
+                k.train(model, optimizer, how, range(step, step + 1), is_read=False)
+                clip()
+        return [v.numpy() for v in model.trainable_variables]
+
+    got: list[Any] = []
+    alone(k, lambda ctx: got.extend(script(*ctx.prepare(k.model_of(), k.keras.optimizers.Adam(0.1)))))
+    want = script(k.model_of(), k.keras.optimizers.Adam(0.1))
+    assert k.apart(got, want) < 1e-5 and max(np.abs(each).max() for each in got) <= 0.05
+
+
+def test_what_a_script_assigns_beside_other_workers_is_refused(k: Any) -> None:
+    def work(ctx: Any) -> None:
+        model, optimizer = ctx.prepare(k.model_of(), k.keras.optimizers.SGD(0.1))
+        k.train(model, optimizer, "eager", range(1), is_read=False)
+        kernel = model.trainable_variables[0]
+        before = kernel.numpy()
+        kernel.assign(before * 0.5)
+        with pytest.raises(UsageError, match=r"first/kernel was written by the script after prepare\(\)"):
+            k.train(model, optimizer, "eager", range(1, 2), is_read=False)
+        kernel.assign(before)
+
+    paceline.launch(work, ps=1, workers=2)

@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=0
-for name in ${*:-towers_on_card ops_on_card one_card}; do
+for name in ${*:-towers_on_card ops_on_card one_card seam_on_card}; do
     "${PYTHON:-python3}" "tests/gpu/$name.py" || failed=1
 done
 exit $failed

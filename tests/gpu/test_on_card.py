@@ -5,12 +5,13 @@ from pathlib import Path
 import one_card
 import ops_on_card
 import pytest
+import seam_on_card
 import torch
 import towers_on_card
 
 CHECKS = {
     f"{module.__name__}: {name}": check
-    for module in (one_card, ops_on_card, towers_on_card)
+    for module in (one_card, ops_on_card, seam_on_card, towers_on_card)
     for name, check in module.CHECKS.items()
 }
 pytestmark = [

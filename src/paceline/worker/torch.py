@@ -69,11 +69,12 @@ class TorchTrainee(Trainee):
 
     def _watch(self, offsets: dict[int, int]) -> Writes:
         """Make what finds the script's own writes into the parameters."""
+        starts = [offsets.get(index, 0) for index in range(len(self.parameters))]
+        parts = [slice(s, s + spec.size_bytes) for s, spec in zip(starts, self.layout.trained, strict=True)]
         if self._on_device is not None:
-            return DeviceWrites(self._on_device, len(self.parameters))
-        memory, starts = self.arena.memory, [offsets.get(index, 0) for index in range(len(self.parameters))]
-        ends = [start + spec.size_bytes for start, spec in zip(starts, self.layout.trained, strict=True)]
-        return MemoryWrites([memory[start:end] for start, end in zip(starts, ends, strict=True)])
+            pulled = flat(self.arena.memory, "uint8", 0, self.plan.total_bytes)
+            return DeviceWrites(self._on_device, pulled, parts)
+        return MemoryWrites([self.arena.memory[part] for part in parts])
 
     def _typed(self, spec: TensorSpec, offset: int) -> torch.Tensor:
         if self._on_device is None:

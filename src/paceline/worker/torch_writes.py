@@ -12,12 +12,14 @@ CHUNK_WORDS = 1 << 22  # 64-bit words that are multiplied at once, which bounds 
 
 class DeviceWrites:
     """A sum of products over the block of all parameters. Each word has an odd factor, so that a change of one word
-    always changes the sum. Which tensor was written is not known: all are returned."""
+    always changes the sum. `pulled` is the host's copy of the block since the last pull; `tensors` are the bytes of each."""
 
-    def __init__(self, block: torch.Tensor, num_tensors: int) -> None:
+    def __init__(self, block: torch.Tensor, pulled: torch.Tensor, tensors: Sequence[slice]) -> None:
+        self._block = block
+        self._pulled = pulled
+        self._tensors = tensors
         whole = block[: block.numel() // 8 * 8].view(torch.int64)  # tensors lie at multiples of 64 bytes
         self._chunks = torch.split(whole, CHUNK_WORDS)
-        self._all = range(num_tensors)
         generator = torch.Generator(block.device).manual_seed(1)
         shape = (min(whole.numel(), CHUNK_WORDS),)
         self._factors = torch.randint(-(1 << 62), 1 << 62, shape, generator=generator, device=block.device) * 2 + 1
@@ -27,7 +29,10 @@ class DeviceWrites:
         self._sums = self._digest()
 
     def found(self) -> Sequence[int]:
-        return () if torch.equal(self._digest(), self._sums) else self._all
+        if torch.equal(self._digest(), self._sums):
+            return ()
+        now = self._block.cpu()
+        return [i for i, part in enumerate(self._tensors) if not torch.equal(now[part], self._pulled[part])]
 
     def _digest(self) -> torch.Tensor:
         if not self._chunks[0].numel():

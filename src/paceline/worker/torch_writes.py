@@ -12,7 +12,7 @@ CHUNK_WORDS = 1 << 22  # 64-bit words that are multiplied at once, which bounds 
 
 class DeviceWrites:
     """A sum of products over the block of all parameters. Each word has an odd factor, so that a change of one word
-    always changes the sum. `pulled` is the host's copy of it since the last pull; `tensors` are the bytes of each one."""
+    always changes the sum. `pulled`: the host's copy of the block; `tensors`: where each tensor's bytes lie in it."""
 
     def __init__(self, block: torch.Tensor, pulled: torch.Tensor, tensors: Sequence[slice]) -> None:
         self._block = block

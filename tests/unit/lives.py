@@ -202,6 +202,8 @@ class Life:
         slot.mask, slot.weight = mask, weight
         actions = state.push(key, push_id, state.version)
         self.core.perform(actions)
+        assert self.core.shard is not None
+        self.core.shard.prepare_next()
         self.outcomes += [a.outcome for a in actions if isinstance(a, Answer)]
 
     def bits(self) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """DOES a ps that is killed anywhere come back where it was? Every point of every update, all optimizers, all modes."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -56,10 +57,15 @@ def weights(number: int) -> tuple[bytes, float]:
 
 
 def check_all_deaths(
-    patch: pytest.MonkeyPatch, make: Callable[[], Life], pushes: int, given: Given = plain, every: int = 1
+    patch: pytest.MonkeyPatch,
+    make: Callable[[], Life],
+    pushes: int,
+    given: Given = plain,
+    every: int = 1,
+    block: int = BLOCK,
 ) -> int:
     """Kill at each point of a run (or every so many); what comes out is what the run without a death made."""
-    small_blocks(patch, BLOCK)
+    small_blocks(patch, block)
     deaths = Deaths(patch)
     reference = make()
     with deaths.at(0):
@@ -122,6 +128,34 @@ def test_sums_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_averages_and_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     check_all_deaths(monkeypatch, lambda: life("AdamW", SYNC, HALF, ema=0.9), 4)
+
+
+class AssignedLife(Life):
+    """A script assigns parameters and loads optimizer state between two updates."""
+
+    def lay(self, number: int) -> None:
+        super().lay(number)
+        shard = self.core.shard
+        assert shard is not None
+        if number == 2:
+            shard.assign(memoryview(bytearray(shard.size_bytes)))
+        if number == 4:
+            entries, data = shard.slots()
+            block = memoryview(bytearray(b"".join(bytes(d[::-1]) for d in data)))
+            for _ in range(2):
+                with suppress(Killed):  # this is about deaths in updates
+                    shard.load_slots(entries, block)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "SGD plain"])
+def test_one_block_that_is_copied_ahead(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda: AssignedLife(spec_by_name(optimizer), ASYNC, LAYOUT)  # noqa: E731
+    check_all_deaths(monkeypatch, make, 6, block=1 << 18)
+
+
+def test_sums_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode = ModeSpec(name="sync", replicas_to_aggregate=6)
+    check_all_deaths(monkeypatch, lambda: life("Adam", mode), 12, every=3, block=1 << 18)
 
 
 def test_a_wrong_undo_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

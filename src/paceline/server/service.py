@@ -269,6 +269,9 @@ class Service:
                 core.release_tickets()
                 core.release_barrier()
         self._answer(answers, peer)
+        if answers and core.shard is not None:
+            with core.lock:
+                core.shard.prepare_next()
         if not peer.channel.shares_memory and not any(p is peer for p, _ in answers):
             self._await_round(peer)
 

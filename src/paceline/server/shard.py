@@ -174,6 +174,15 @@ class Shard:
                 self._divide_lr(1)
             self._sequence[0] += 1
 
+    def prepare_next(self) -> None:
+        """Do what the next update needs before it may change anything, as far as that is known."""
+        if self._undo is not None:
+            self._undo.save_ahead()
+
+    def _changed(self) -> None:
+        if self._undo is not None:
+            self._undo.changed()
+
     def add_up(self, slot: Slot, is_first: bool, job: int = 0, is_again: bool = False) -> None:
         """The gradient in this slot counts, and the slot is needed again: add it to the slot's sum."""
         adding, undo = slot.adding(is_first), self._undo
@@ -305,11 +314,13 @@ class Shard:
 
     def load_averages(self, values: memoryview) -> None:
         """Averages from outside, in the model's dtypes."""
+        self._changed()
         for block, shadow in zip(self.blocks, self._shadows, strict=bool(self._shadows)):
             shadow.copy_(flat(values, block.model_dtype, block.model_offset, block.numel))
 
     def fill(self, values: memoryview) -> None:
         """Parameters from outside; masters and averages start from them."""
+        self._changed()
         self.memory[:] = values
         for index, block in enumerate(self.blocks):
             if block.dtype != block.model_dtype:
@@ -328,6 +339,7 @@ class Shard:
     def assign(self, values: memoryview, is_written: bool = False) -> None:
         """As fill (or `_write`), while workers may read: the sequence number moves, so that a reader in the middle
         reads again."""
+        self._changed()
         sequence = self._sequence[0]
         self._sequence[0] = sequence + 1
         (self._write if is_written else self.fill)(values)

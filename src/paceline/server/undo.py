@@ -42,6 +42,7 @@ class Undo:
         self._growth = 0
         self._others: Regions | None = None
         self._job = 0
+        self._saved_ahead: list[Move] | None = None  # what area 0 holds a copy of, as it is now
 
     def begin(self, job: int, regions: Regions | None = None) -> None:
         """The marks of this job are to come; numbers of jobs only grow. `regions`: what it changes, if not the
@@ -56,13 +57,30 @@ class Undo:
         self._areas += [torch.empty(0, dtype=torch.uint8)] * (areas - len(self._areas))
         self._counts += [0] * (areas - len(self._counts))
 
+    def save_ahead(self) -> None:
+        """Copy what the next update will change, if that is a single block. Done after the answers to an update have
+        left, so that no worker waits for it."""
+        if self._is_small and self._others is None:
+            moves = self._moves.get((0, 0, self._growth)) or self._lay(0, 0, self._growth)
+            self._copy(moves)
+            self._saved_ahead = moves
+
+    def changed(self) -> None:
+        """Forget what was copied ahead: something else than an update has changed parameters or optimizer state."""
+        self._saved_ahead = None
+
+    def _copy(self, moves: list[Move]) -> None:
+        for kept, region, size, _ in moves:
+            self._move(kept, region, size)
+
     def save(self, area: int, block: int) -> None:
         """Copy the block as it is, then say so. Parameters that fit a core's cache are then written over themselves:
         workers have read them, and all of that memory is taken from their caches at once for less than the update would
         pay, line by line."""
         moves = self._moves.get((area, block, self._growth)) or self._lay(area, block, self._growth)
-        for kept, region, size, _ in moves:
-            self._move(kept, region, size)
+        if moves is not self._saved_ahead:
+            self._copy(moves)
+        self._saved_ahead = None
         if self._counts[area] != len(moves):
             self._areas[area][:8].view(torch.int64)[0] = self._counts[area] = len(moves)
         self._marks[block] = self._job | (area + 1)

@@ -1,10 +1,11 @@
 """Parameters and gradients that a script casts, moves or replaces after prepare(): right, or refused by name."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from alike import Job, Returned, assert_same, run_cluster, run_plain, weights
+from alike import Job, Returned, assert_same, check, run_cluster, run_plain, weights
 from torch import nn
 from torch.optim import SGD
 
@@ -58,6 +59,7 @@ LAID_BACK: dict[str, Change] = {
     "data assigned": assign_data,
     "data transposed": transpose,
     "data flipped": shift,
+    "shared with other processes": lambda model: model.share_memory() and None,
     "the same dtype": lambda model: model.float() and None,
     "wrapped by torch.compile": lambda model: model.__setitem__(2, torch.compile(model[2], backend="eager")),
 }
@@ -77,6 +79,17 @@ def test_parameters_with_other_memory_train_on(name: str, steps: int) -> None:
     else:
         assert_same(plain, ours, name)
     torch._dynamo.reset()
+
+
+def test_a_parameter_with_other_memory_is_saved_with_its_last_values(tmp_path: Path) -> None:
+    def recipe(job: Job) -> Returned:
+        model = job.make(convolution)
+        model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.5))
+        train(job, model, optimizer)
+        assign_data(model)
+        return {"model": weights(model)}
+
+    check(recipe, tmp_path, 1, ps=2)
 
 
 def cast(dtype: torch.dtype) -> Change:

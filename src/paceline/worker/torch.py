@@ -57,14 +57,13 @@ class TorchTrainee(Trainee):
         if self.device.type != "cpu":
             self._on_device = torch.zeros(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
         offsets = self.plan.tensor_offsets()
-        views = [self._typed(spec, offsets.get(index, 0)) for index, spec in enumerate(self.layout.trained)]
-        with torch.no_grad():
-            for view, parameter in zip(views, self.parameters, strict=True):
-                if view.numel():
-                    view.copy_(parameter)
-                    parameter.data = view
+        trained = self.layout.trained
+
+        def make_view(index: int) -> torch.Tensor:
+            return self._typed(trained[index], offsets.get(index, 0))
+
+        self._places = Places(self.model, [t.name for t in trained], self.parameters, make_view)
         self.fill_arena()
-        self._places = Places(self.model, [t.name for t in self.layout.trained], self.parameters, views)
         self.writes = self._watch(offsets)
 
     def _watch(self, offsets: dict[int, int]) -> Writes:

@@ -18,12 +18,23 @@ class Places:
     """The trained parameters, with the view of the arena on which each one must lie."""
 
     def __init__(
-        self, model: nn.Module, names: Sequence[str], parameters: Sequence[torch.Tensor], views: Sequence[torch.Tensor]
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        make_view: Callable[[int], torch.Tensor],
     ) -> None:
+        """Lay the parameters on the arena, with their values; `make_view` returns the view for one of them."""
         self._names = names
         self._parameters = parameters
-        self._views = views
-        self._placed = [(i, p, v) for i, (p, v) in enumerate(zip(parameters, views, strict=True)) if v.numel()]
+        self._make_view = make_view
+        self._views = [make_view(index) for index in range(len(parameters))]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._placed = [index for index, view in enumerate(self._views) if view.numel()]
+        with torch.no_grad():
+            for index in self._placed:
+                self._views[index].copy_(parameters[index])
+                parameters[index].data = self._views[index]
         self._model = model
         self._tree = _tree_of(model)
         self._names_now = {id(p): name for name, p in model.named_parameters()}
@@ -52,8 +63,10 @@ class Places:
 
     def check(self, say: Callable[[str], None]) -> None:
         """Refuse a parameter that is another one than prepare() saw; lay back one that lies elsewhere."""
-        for index, parameter, view in self._placed:
-            if not parameter.is_set_to(view):
+        parameters, views, addresses = self._parameters, self._views, self._addresses
+        for index in self._placed:
+            view = views[index]
+            if not parameters[index].is_set_to(view) or view.data_ptr() != addresses[index]:
                 self._lay_back(index, say)
         for members, key, part in self._tree:
             if members.get(key) is not part:
@@ -86,11 +99,14 @@ class Places:
         if name not in self._said:
             self._said.add(name)
             say(
-                f"paceline: {name} was given other memory after prepare(): its values count, and it keeps the memory "
-                "and the memory format that it had at prepare()"
+                f"paceline: {name} was given other memory after prepare() (.to(), .data, share_memory(), sending it to "
+                "a process): its values count, and it keeps the memory and the memory format that it had at prepare()"
             )
+        values = parameter.detach().clone()  # a copy, because the two may overlap
+        if view.data_ptr() != self._addresses[index]:  # torch has moved the storage that parameter and view share
+            view = self._views[index] = self._make_view(index)
         with torch.no_grad():
-            view.copy_(parameter.detach().clone())  # a copy, because the two may overlap
+            view.copy_(values)
             parameter.data = view
 
 

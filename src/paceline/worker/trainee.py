@@ -185,7 +185,6 @@ class Trainee(ABC):
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         self.settle()  # an answer that Ctrl+C has interrupted
-        self.check_parameters()
         self.keep_writes()
         if self._is_first:
             self.end_first()
@@ -202,6 +201,7 @@ class Trainee(ABC):
     def keep_writes(self) -> None:
         """Send what the script has written into the parameters since the last pull to the ps, or refuse it. The caller
         must have taken the last answer."""
+        self.check_parameters()
         written = self.writes.found()
         if not written:
             return
@@ -374,6 +374,7 @@ class Trainee(ABC):
     def assign_parameters(self) -> None:
         """The chief's parameters, as they are now, become the cluster's."""
         self.settle()
+        self.check_parameters()
         self._send_parameters("parameters")
         self.send_carried()
 

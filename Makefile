@@ -5,6 +5,9 @@ EXTRAS ?= dev,lab,tb
 STAMP := .venv/.installed-$(EXTRAS)
 PEERS := .venv-peers/.installed
 TOGETHER := -n $(JOBS) --dist worksteal
+WITHIN := $(BIN)/python tests/time_limit.py
+TEST_S ?= 600
+TEST_FULL_S ?= 1800
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full fuzz check lint pictures peers clean
@@ -20,15 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train MNIST on 1 ps + 2 workers
 	$(BIN)/paceline demo
 
-test: $(STAMP) ## the test suite, under five minutes on two cores
-	$(BIN)/pytest -q -m 'not slow' $(TOGETHER)
+test: $(STAMP) ## the test suite, under five minutes on two cores; ended after TEST_S=600
+	$(WITHIN) $(TEST_S) $(BIN)/pytest -q -m 'not slow' $(TOGETHER)
 
-test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz
-	$(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
-	$(BIN)/pytest -q -m 'slow and alone'
+test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part ended after TEST_FULL_S=1800
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and alone'
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
-	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(BIN)/pytest -q --timeout 290 tests/fuzz
+	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q --timeout 290 tests/fuzz
 
 lint: $(STAMP) ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -36,7 +39,7 @@ lint: $(STAMP) ## formatting, lint and types
 	$(BIN)/mypy
 
 check: lint ## what to run before a commit: lint and the import-direction test
-	$(BIN)/pytest -q tests/test_architecture.py tests/test_no_code.py
+	$(WITHIN) $(TEST_S) $(BIN)/pytest -q tests/test_architecture.py tests/test_no_code.py
 
 pictures: $(STAMP) ## draws docs/pictures again, from the deciding code itself
 	$(BIN)/python docs/pictures/draw.py

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+pytest_plugins = ["watchdog"]
+
 NEEDS = "PACELINE_TEST_NEEDS"  # packages that must be there, by commas: no test may be skipped for the lack of one
 
 

@@ -21,7 +21,7 @@ def test_other_extras_are_installed_though_some_are(tmp_path: Path) -> None:
 
     def made(extras: str, *words: str) -> str:
         command = ["make", *words, "demo", f"EXTRAS={extras}"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60).stdout
 
     assert "pip install" in made("dev,tb")
     assert "pip install" not in made("dev,tb", "-n"), "they are there now"
@@ -32,7 +32,7 @@ def test_other_extras_are_installed_though_some_are(tmp_path: Path) -> None:
 def test_a_package_that_must_be_there_is_no_reason_to_skip(needed: str, code: int) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", __file__]
     environ = {**os.environ, "PACELINE_TEST_NEEDS": needed}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     assert ("no_such_package is not installed, and must be" in done.stderr) == (code != 0)
 
@@ -43,10 +43,10 @@ def test_continuous_integration_must_have_tensorflow_grpc_and_ray() -> None:
 
 
 def test_peers_get_an_environment_of_their_own() -> None:
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert "make peers " in said and "paceline lab run peers" in said
     command = ["make", "-n", "-B", "peers"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     assert ".venv-peers/bin/python -m pip install" in told and "-c bench/peers/requirements.txt" in told
     assert ".venv-peers/" in (ROOT / ".gitignore").read_text().split()
 
@@ -67,7 +67,7 @@ def test_a_peer_that_does_not_install_takes_none_of_the_others_with_it(broken: s
     def made() -> tuple[int, str, list[str]]:
         (tmp_path / "asked").write_text("")
         environ = {**os.environ, "BROKEN": broken}
-        done = subprocess.run(["make", "peers"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        done = subprocess.run(["make", "peers"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout, [line.partition("=")[0] for line in (tmp_path / "asked").open()]
 
     every = ["numpy", "ray", "tensorflow-cpu", "torch"]

@@ -202,5 +202,5 @@ def test_heartbeats_and_training_may_send_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert counted == {"flip": 800}

@@ -44,7 +44,7 @@ def test_all_of_it_comes_and_a_byte_after_it_is_heard_at_once(pair: tuple[TcpStr
     sending.start()
     into = bytearray(SIZE)
     near.recv_into(memoryview(into))
-    sending.join()
+    sending.join(60)
     assert into == DATA
     assert lowest(near) == 1
     far.sendall(b"x")
@@ -117,7 +117,7 @@ def test_small_bulk_is_not_gathered(pair: tuple[TcpStream, socket.socket], monke
     near.recv_into(memoryview(bytearray(GATHER_BYTES - 1)))
     assert asked == []
     near.recv_into(memoryview(bytearray(GATHER_BYTES)))
-    sending.join()
+    sending.join(60)
     assert asked[0] == GATHER_BYTES
 
 
@@ -139,5 +139,5 @@ def test_who_has_a_core_to_itself_reads_at_once(
     finally:
         for _ in range(others):
             tcp._reading.__exit__()
-        sending.join()
+        sending.join(60)
     assert bool(asked) == is_gathered

@@ -37,7 +37,7 @@ def test_a_frame_in_pieces_is_whole() -> None:
     timer = threading.Timer(0.1, raw.sendall, (frame[FRAME_BYTES // 2 :],))
     timer.start()
     heard = looking.recv()
-    timer.join()
+    timer.join(60)
     assert (heard.push_id, heard.version) == (7, 3)
     sender.close()
     looking.close()
@@ -49,7 +49,7 @@ def test_an_end_is_seen_while_looking() -> None:
     timer.start()
     with pytest.raises(ConnectionLost):
         looking.recv()
-    timer.join()
+    timer.join(60)
     looking.close()
 
 

@@ -51,7 +51,7 @@ def forked_worker(lane: str, child: str) -> Iterator[tuple[Stream, subprocess.Po
             worker.stdin.close()  # the child ends by itself
             worker.stdout.read()
             worker.stdout.close()
-            worker.wait()
+            worker.wait(60)
 
 
 def is_running(pid: int) -> bool:
@@ -77,7 +77,7 @@ def test_a_child_that_keeps_the_socket_hides_the_death(lane: str) -> None:
     """What the test above would see without the hook."""
     with forked_worker(lane, "keeps") as (server, worker, _):
         worker.send_signal(signal.SIGKILL)
-        worker.wait()
+        worker.wait(60)
         server.set_timeout(0.2)
         with pytest.raises(WaitTimeout):
             server.recv_some(memoryview(bytearray(1)))

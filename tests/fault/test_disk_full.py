@@ -28,12 +28,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
-    made = subprocess.run(command, capture_output=True, text=True) if os.geteuid() == 0 else None
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60) if os.geteuid() == 0 else None
     if made is None or made.returncode:
         why = made.stderr.strip() if made else "not root"
         pytest.skip(f"SKIPPED, so a full disk is NOT tested here: no small file system can be made ({why})")
     yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=60)
 
 
 def saved(folder: Path) -> Path:

@@ -221,7 +221,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_the_nursery_dies_with_its_launcher() -> None:
-    told = subprocess.run([sys.executable, "-c", DIES], env=BASE, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [sys.executable, "-c", DIES], env=BASE, capture_output=True, text=True, check=False, timeout=60
+    )
     pid = int(told.stdout)
     deadline = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:

@@ -186,7 +186,7 @@ def disturb(ps: Ps, strangers: dict[str, Callable[[Ps], None]]) -> dict[str, Bas
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     return failed
 
 

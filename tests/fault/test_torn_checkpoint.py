@@ -140,13 +140,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, text=True, timeout=60
+    )
     if done.returncode:
         pytest.skip(f"NOT TESTED: a full disk needs the right to mount a small one: {done.stderr.strip()}")
     try:
         yield disk
     finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=60)
 
 
 def big(seed: int) -> dict[str, Entry]:

@@ -226,7 +226,7 @@ class Processes:
             except subprocess.TimeoutExpired:  # sshd writes its title over the mark
                 told[started.pid] = f"{started.pid}: {started.name}"
                 started.popen.kill()
-                started.popen.wait()
+                started.popen.wait(60)
         return list(told.values())
 
 

@@ -85,7 +85,7 @@ class Slurm:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(60)
 
     def _start(self, *command: str) -> None:
         environ = {**os.environ, **self.environ}

@@ -48,7 +48,7 @@ class Servers:
         self.started: list[Process] = []
         folder.mkdir()
         for name in ("key", "host_key", "other_key"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=60)
         (folder / "authorized_keys").write_bytes((folder / "key.pub").read_bytes())
         (folder / "ssh_config").write_text("")
         (folder / "known_hosts").write_text("")

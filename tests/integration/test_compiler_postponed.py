@@ -16,7 +16,7 @@ STEP = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\noptimizer.zero_
 
 
 def run(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

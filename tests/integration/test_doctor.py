@@ -62,7 +62,10 @@ def test_the_probe_answers_as_a_process_and_ends_with_its_stdin() -> None:
 def test_the_probe_imports_no_torch() -> None:
     ask = "import sys, paceline.launchers.hosts.probe as probe; probe.Probe().answer(probe.AskLook(token=b''))"
     code = f"{ask}; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=60).stdout
+        == b"False\n"
+    )
 
 
 def test_ports_in_a_range_are_all_different_and_too_few_are_none() -> None:
@@ -164,7 +167,7 @@ def test_a_slow_link_is_measured_as_slow_as_it_is(processes: Processes) -> None:
             port = int(sink.stdout.readline())
             run = processes.start(*first.enter, sys.executable, "-c", MEASURE, second.address, port).ends_with(0)
         finally:
-            sink.communicate()
+            sink.communicate(timeout=30)
     link = msgspec.json.decode(run.text, type=Link)
     assert 4 < link.sent_bytes_per_s * 8e-6 < 12 and 4 < link.received_bytes_per_s * 8e-6 < 12
 
@@ -241,7 +244,7 @@ def test_flags_that_name_no_hosts_are_exit_code_2(processes: Processes, tmp_path
 
 
 def test_a_machine_without_loopback_is_exit_code_1(processes: Processes) -> None:
-    if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL).returncode:
+    if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL, timeout=60).returncode:
         pytest.skip("NOT TESTED: no network namespaces here")
     run = processes.start("unshare", "--net", processes_bin("paceline"), "doctor", "--json").ends_with(1)
     told = json.loads(run.text)

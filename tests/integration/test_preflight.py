@@ -267,7 +267,7 @@ def test_no_ssh_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_and_values_arrive_as_they_are(strange: str) -> None:
     code = "import os, sys; print(repr((sys.argv[1], os.environ['GIVEN'])))"
     line = ssh.python_line(parse("a"), "-c", code, strange, environ={"GIVEN": strange})
-    said = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, check=True).stdout.decode()
+    said = subprocess.run(["sh", "-c", line], stdout=subprocess.PIPE, check=True, timeout=60).stdout.decode()
     assert said == repr((strange, strange)) + "\n"
 
 
@@ -276,7 +276,7 @@ def test_arguments_and_values_arrive_as_they_are(strange: str) -> None:
 )
 def test_a_folder_and_a_python_that_are_not_there_have_their_exit_codes(more: dict[str, str], code: int) -> None:
     there = msgspec.structs.replace(parse("b"), **more)
-    done = subprocess.run(["sh", "-c", ssh.python_line(there, "-V")], stderr=subprocess.PIPE)
+    done = subprocess.run(["sh", "-c", ssh.python_line(there, "-V")], stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == code
     [(kind, given)] = more.items()
     said = ssh.told(there, code, "")

@@ -131,7 +131,7 @@ def test_nothing_is_left_anywhere_when_the_launcher_is_killed(
     run = cluster.run("train.py", "--gate", f"1:3:{gate.path}")
     arrival = gate.arrival()
     run.popen.kill()
-    run.popen.wait()
+    run.popen.wait(60)
     for server in cluster.servers.started:
         server.popen.terminate()
     assert processes.survivors() == []

@@ -112,7 +112,7 @@ def run_plain(recipe: Recipe, workers: int = 1) -> tuple[list[Returned], int]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     if errors:
         raise errors[0]
     return returned, jobs[0].plain_steps

@@ -163,7 +163,7 @@ def test_a_part_that_draws_nothing_waits_for_nobody(tasks: Tasks) -> None:
         model(batch(0, 0))
     finally:
         may_end.set()
-        other.join()
+        other.join(60)
 
 
 def test_a_cards_generator_is_as_before_after_a_tower(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ class FakeProcess:
         self.over.set()
 
     def wait(self) -> int:
-        self.over.wait()
+        self.over.wait(60)
         return self.code
 
     def reap(self) -> None: ...

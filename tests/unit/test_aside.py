@@ -30,7 +30,7 @@ def listening(address: str) -> Iterator[Service]:
         yield ps
     finally:
         ps.stop()
-        running.join()
+        running.join(60)
 
 
 @pytest.mark.parametrize("source", ["launcher", "flags"])

@@ -217,7 +217,7 @@ def test_a_task_that_has_ended_is_not_hit_though_its_exit_is_not_taken_in_yet(tm
     assert not FaultLog(paths, worker).done()
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
         assert Chaos(settings, [worker], paths, One(worker, process.pid)).hit(fault, 1)
-        assert process.wait() == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     assert FaultLog(paths, worker).done() == {fault.text}
 
 

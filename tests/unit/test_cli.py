@@ -157,6 +157,7 @@ def test_help_imports_no_torch(verb: list[str]) -> None:
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert "Usage: paceline" in done.stdout
@@ -558,7 +559,7 @@ def launcher(stage: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
     yield begin
     for process in started:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=30)
 
 
 # Every worker writes its pid to a pipe of the test's own, so that the test knows when all run.
@@ -618,7 +619,7 @@ def test_serve_becomes_the_task(stage: Path, monkeypatch: pytest.MonkeyPatch) ->
         "--mode=sync",
     ]
     command = [sys.executable, "-m", "paceline", "serve", *flags, train, "--mode", "mine"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['--mode', 'mine'] sync", "finish True"]
 
@@ -628,7 +629,7 @@ def test_serve_ps_needs_no_script_and_reads_tf_config(stage: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(stage / "config"))
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
     monkeypatch.setenv("PS_FAILS", "1")
-    done = subprocess.run([sys.executable, "-m", "paceline", "serve"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "paceline", "serve"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "the shard burned" in done.stderr
 
@@ -640,7 +641,7 @@ def test_serve_leaves_room_by_hand(stage: Path, monkeypatch: pytest.MonkeyPatch)
     train = script(stage, body + "print(told['started_workers'], told['min_workers'])")
     flags = ["--job_name=worker", "--task_index=0", "--ps_hosts=h:1", "--worker_hosts=h:2,h:3", "--workers=1:2"]
     command = [sys.executable, "-m", "paceline", "serve", *flags, train]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 1", "finish True"]
 

@@ -221,7 +221,12 @@ def test_a_peer_that_is_not_installed_says_how_to_get_it(script: str, package: s
         (tmp_path / f"{name}.py").write_text(content)
     command = [sys.executable, str(FOLDER / f"{script}.py")]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+        command,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert json.loads(done.stdout) == {"missing": f"{told} is not installed; make peers"}
 

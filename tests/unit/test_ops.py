@@ -94,7 +94,7 @@ def test_calls_of_two_threads_run_at_the_same_time(serving: Serving) -> None:
     thread = threading.Thread(target=call, args=(1,))
     thread.start()
     call(2)
-    thread.join()
+    thread.join(60)
     assert sorted(came) == [1, 2]  # type: ignore[type-var]
 
 

@@ -28,7 +28,9 @@ def test_a_line_is_in_the_log_at_once_where_the_interpreter_was_told_so(unbuffer
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with log.open("wb") as output:
         command = [sys.executable, "-c", PRINTS, str(log), unbuffered]
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environ, check=False).returncode
+        code = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environ, check=False, timeout=60
+        ).returncode
     told = log.read_text()
     assert code == 0, told
     assert sorted(told.splitlines()) == ["to stderr", "to stdout"]

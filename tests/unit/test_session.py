@@ -418,7 +418,7 @@ def test_many_steps_at_once_do_not_mix(serving: Serving) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
     assert came == {n: 4 * n for n in range(8)}
 
 

@@ -13,14 +13,15 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "files": set(),
     "cluster": {"errors", "modes", "params", "transport"},  # for the names that flags may take
     "params": {"errors"},
     "views": {"params"},
     "modes": {"errors"},
     "wire": {"errors", "modes", "params"},
     "transport": {"errors", "params", "wire"},
-    "telemetry": {"errors", "cluster", "modes", "wire"},
-    "checkpoint": {"errors", "params", "modes"},
+    "telemetry": {"errors", "files", "cluster", "modes", "wire"},
+    "checkpoint": {"errors", "files", "params", "modes"},
     "server": {"errors", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint"},
     "worker": {
         "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint",
@@ -32,8 +33,8 @@ ARROWS: dict[str, set[str]] = {
     "datasets": {"errors"},
     "models": {"errors"},
     "launchers": {
-        "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "server",
-        "worker", "ingraph", "datasets", "models", "",
+        "errors", "files", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint",
+        "server", "worker", "ingraph", "datasets", "models", "",
     },
     "lab": {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",

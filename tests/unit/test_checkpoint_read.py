@@ -12,7 +12,7 @@ import pytest
 from small_checkpoint import STATE, filled, write_step
 
 from paceline.checkpoint import manifest as manifests
-from paceline.checkpoint.read import find, load, load_newest, named, newest, verify
+from paceline.checkpoint.read import examine, find, load, load_newest, named, newest, verify
 from paceline.checkpoint.state import State, decode, encode
 from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, entries, header, values
@@ -286,3 +286,35 @@ def test_a_well_formed_tensor_file_is_not_refused() -> None:
     said = entries(tensor_file(one(), bytes(8)), "model.safetensors")
     assert said == {"w": Entry("float32", (2,), bytes(8))}
     assert entries(memoryview(header({})), "model.safetensors") == {}
+
+
+def test_a_linked_checkpoint_or_file_is_left_out_and_said(tmp_path: Path) -> None:
+    whole = write_step(tmp_path / "elsewhere", 9)
+    here = tmp_path / "here"
+    good = write_step(here, 1)
+    (here / "step-00000009").symlink_to(whole)
+    (here / "step-00000010").symlink_to(tmp_path / "none")
+    said: list[str] = []
+    assert newest(here, said.append) == good
+    assert len(said) == 1 and "step-00000009" in said[0] and "symbolic link" in said[0]
+    loaded = load_newest(here)
+    assert loaded is not None and loaded.path == good
+    (whole / "model.safetensors").rename(tmp_path / "model")
+    (whole / "model.safetensors").symlink_to(tmp_path / "model")
+    assert "model.safetensors: it is a symbolic link" in verify(whole)[0]
+    assert newest(tmp_path / "elsewhere") is None
+
+
+def test_a_checkpoint_that_becomes_a_link_in_between_is_not_followed(tmp_path: Path) -> None:
+    good = write_step(tmp_path / "here", 1)
+    [found] = find(tmp_path / "here")
+    good.rename(tmp_path / "step-00000001")
+    good.symlink_to(tmp_path / "step-00000001")
+    assert "symbolic link" in examine(found.path).problem
+
+
+def test_the_user_may_name_a_link_to_a_checkpoint(tmp_path: Path) -> None:
+    good = write_step(tmp_path, 1)
+    (tmp_path / "best").symlink_to(good)
+    assert named(tmp_path / "best") == good and load(tmp_path / "best").path == good
+    assert verify(tmp_path / "best") == []

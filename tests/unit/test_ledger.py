@@ -131,3 +131,13 @@ def test_ledgers_are_set_aside_for_another_start(tmp_path: Path) -> None:
         "ledger/earlier-2/ps-0.bin": 2,
         "ledger/earlier-2/worker-0.bin": 2,
     }
+
+
+def test_a_linked_ledger_is_not_read_and_is_said(tmp_path: Path) -> None:
+    book = Ledger(tmp_path / "other" / "ps-0.bin")
+    book.write(Kind.START)
+    book.close()
+    run = tmp_path / "run"
+    (run / "ledger").mkdir(parents=True)
+    (run / "ledger" / "ps-0.bin").symlink_to(tmp_path / "other" / "ps-0.bin")
+    assert ["symbolic link" in line for line in ledgers.verdict_of(run).damaged] == [True]

@@ -3,17 +3,20 @@
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_checkpoint import write_step
 
+from paceline import files
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST
 from paceline.cluster.spec import Task
 from paceline.errors import ProtocolError
+from paceline.files import Refused
 from paceline.launchers import mirror as mirrors
 from paceline.launchers.mirror import BLOCK_BYTES, Mirror
-from paceline.launchers.pieces import Piece, keep, sweep
+from paceline.launchers.pieces import Piece, keep, parts_of, sweep
 from paceline.telemetry.ledger import RECORD_BYTES, Kind, Ledger, problem
 from paceline.telemetry.ledger import read as read_ledger
 from paceline.telemetry.paths import RunPaths
@@ -358,3 +361,99 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, path: str) -> None:
     with pytest.raises(ProtocolError):
         keep(tmp_path / "run", Piece(path, 0, b"x"))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "private.log").write_text("mine\n")
+    return folder
+
+
+NAMES = ["logs/worker-0.log", "ledger/ps-0.bin", "best.pt", f"checkpoints/{STEP}/state.json", "pictures/one.png"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("at", ["its folder", "a dangling folder"])
+def test_no_piece_is_written_through_a_linked_folder(pair: Pair, outside: Path, name: str, at: str) -> None:
+    top = Path(name).parts[0]
+    pair.here.mkdir()
+    (pair.here / top).symlink_to(outside if at == "its folder" else outside / "none")
+    if top == name:
+        keep(pair.here, Piece(name, 0, b"x", True))  # a file of that name takes the link's place
+        assert (pair.here / name).read_bytes() == b"x" and not (pair.here / name).is_symlink()
+    else:
+        with pytest.raises(Refused, match=f"{top}: it is a symbolic link"):
+            keep(pair.here, Piece(name, 0, b"x", True))
+    assert sorted(path.name for path in outside.iterdir()) == ["private.log"]
+
+
+@pytest.mark.parametrize("target", ["private.log", "new.log"])
+@pytest.mark.parametrize("name", ["logs/worker-0.log", "ledger/ps-0.bin"])
+def test_no_piece_is_written_through_a_linked_file(pair: Pair, outside: Path, name: str, target: str) -> None:
+    (pair.here / name).parent.mkdir(parents=True)
+    (pair.here / name).symlink_to(outside / target)
+    with pytest.raises(Refused, match="it is a symbolic link"):
+        keep(pair.here, Piece(name, 0, b"x"))
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("private.log", "mine\n")]
+
+
+def test_no_checkpoint_is_written_through_a_linked_draft(pair: Pair, outside: Path) -> None:
+    (pair.here / "checkpoints").mkdir(parents=True)
+    (pair.here / "checkpoints" / f".coming-a-{STEP}").symlink_to(outside)
+    with pytest.raises(Refused):
+        keep(pair.here, Piece(f"checkpoints/{STEP}/state.json", 0, b"x"), "a")
+    assert keep(pair.here, Piece(f"checkpoints/{STEP}/state.json", 0, b"x"), "a") is None, "the link is gone"
+    assert sorted(path.name for path in outside.iterdir()) == ["private.log"]
+
+
+def test_a_folder_that_becomes_a_link_in_between_is_not_followed(
+    pair: Pair, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (outside / "worker-0.log").write_text("theirs\n")
+    plain = files.open_in
+
+    def swapped(folder: int, *rest: Any) -> int:
+        (pair.here / "logs").rename(pair.here / "away")
+        (pair.here / "logs").symlink_to(outside)
+        return plain(folder, *rest)
+
+    monkeypatch.setattr(files, "open_in", swapped)
+    keep(pair.here, Piece("logs/worker-0.log", 0, b"x"))
+    assert (outside / "worker-0.log").read_text() == "theirs\n"
+    assert (pair.here / "away" / "worker-0.log").read_bytes() == b"x", "it went where the folder is"
+
+
+def test_a_sender_does_not_choose_the_size_of_a_file(pair: Pair) -> None:
+    ledger = pair.here / "ledger" / "ps-0.bin"
+    for offset in (1, 1 << 40):
+        with pytest.raises(OSError, match="the piece begins at"):
+            keep(pair.here, Piece("ledger/ps-0.bin", offset, b"x"))
+    assert ledger.stat().st_size == 0
+    keep(pair.here, Piece("ledger/ps-0.bin", 0, bytes(96)))
+    keep(pair.here, Piece("ledger/ps-0.bin", 32, b"x" * 32))
+    assert ledger.stat().st_size == 64, "it may go back"
+
+
+@pytest.mark.parametrize("name", ["Secret", "CONFIG.json"])
+def test_own_files_are_not_sent_under_other_letters(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        parts_of(name)
+
+
+def test_links_are_not_read_and_are_named(pair: Pair, outside: Path) -> None:
+    step = write_step(pair.there / "checkpoints", 100)
+    (outside / "state.json").write_bytes((step / "state.json").read_bytes())
+    (step / "state.json").unlink()
+    (step / "state.json").symlink_to(outside / "state.json")
+    (pair.there / "logs" / "worker-0.log").symlink_to(outside / "private.log")
+    (pair.there / "ledger" / "ps-0.bin").symlink_to(outside / "private.log")
+    (pair.there / "telemetry").rmdir()
+    (pair.there / "telemetry").symlink_to(outside)
+    (outside / "ps-0.jsonl").write_text("{}\n")
+    pair.mirror.finish()
+    pair.carry()
+    assert not [path for path in pair.here.rglob("*") if path.is_file()]
+    left = pair.mirror.left()
+    assert {"logs/worker-0.log", "ledger/ps-0.bin", "telemetry", f"checkpoints/{STEP}/state.json"} <= set(left)

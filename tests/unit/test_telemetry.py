@@ -642,3 +642,11 @@ def test_without_tensorboardx_nothing_is_written_and_it_says_so(tmp_path: Path, 
     board.scalars({"loss": 0.5}, step=1)
     board.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_linked_telemetry_is_left_out_and_said(tmp_path: Path) -> None:
+    (tmp_path / "run" / "telemetry").mkdir(parents=True)
+    (tmp_path / "other.jsonl").write_text('{"t": 1.0, "kind": "tick", "step": 7}\n')
+    (tmp_path / "run" / "telemetry" / "worker-0.jsonl").symlink_to(tmp_path / "other.jsonl")
+    with pytest.warns(UserWarning, match="worker-0.jsonl: it is a symbolic link"):
+        assert list(records(tmp_path / "run")) == []

@@ -1,19 +1,20 @@
 """WHAT is in a checkpoint, and can it be believed? Found, mapped and checked, without a framework.
 
 Called by the chief that resumes and by `paceline ckpt`. Never changes a file, never runs what it reads, never allocates
-what a file merely claims: a damaged checkpoint is refused with a sentence that names the file, and the one before it
-is taken (`newest` by size alone, `load_newest` by hash).
+what a file merely claims, never follows a symbolic link below the folder that it was given: a damaged checkpoint is
+refused with a sentence that names the file, and the one before it is taken (`newest` by size alone, `load_newest` by
+hash).
 """
 
 import hashlib
 import mmap
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.checkpoint import manifest as manifests
 from paceline.checkpoint import state as states
 from paceline.checkpoint.manifest import (
@@ -73,7 +74,9 @@ def find(folder: Path) -> list[Found]:
         return []
     steps: dict[int, Found] = {}
     for path in sorted(paths, key=lambda path: path.name.startswith(".")):  # those set aside come last
-        found = examine(path)
+        found = (
+            Found(path, manifests.step_of(path) or 0, problem=f"{files.LINK}.") if path.is_symlink() else examine(path)
+        )
         before = steps.get(found.global_step)
         if before is None or (found.is_complete and not before.is_complete):
             steps[found.global_step] = found
@@ -87,7 +90,7 @@ def examine(path: Path) -> Found:
         manifest = read_manifest(path)
         lineage = manifest.lineage
         for name, said in manifest.files.items():
-            _check_size(path / name, said)
+            _check_size(path, name, said)
     except CheckpointError as error:
         return Found(path, step or 0, lineage, problem=str(error))
     if step is not None and manifest.global_step != step:
@@ -109,7 +112,7 @@ def newest(folder: Path, warn: Warn | None = None) -> Path | None:
 def named(path: Path) -> Path | None:
     """The checkpoint that `--resume PATH` means: this one, or the newest of this run or folder."""
     if (path / MANIFEST).exists():
-        return path
+        return path.resolve()  # it may be a link
     return newest(folder_in(path))
 
 
@@ -139,7 +142,7 @@ def load_newest(folder: Path, warn: Warn | None = None) -> Loaded | None:
 def load(path: Path) -> Loaded:
     """One checkpoint, every file hashed; CheckpointError names the first that is not what was written."""
     try:
-        return _load(path)
+        return _load(path.resolve())  # the user may name a link
     except CheckpointError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be used: {error}") from None
 
@@ -147,11 +150,11 @@ def load(path: Path) -> Loaded:
 def _load(path: Path) -> Loaded:
     path = path.absolute()
     manifest = read_manifest(path)
-    files = {name: _whole(path / name, said) for name, said in manifest.files.items()}
-    tensors = {name: entries(files[name], name) for name in files if name in TENSOR_FILES}
+    contents = {name: _whole(path, name, said) for name, said in manifest.files.items()}
+    tensors = {name: entries(contents[name], name) for name in contents if name in TENSOR_FILES}
     return Loaded(
         path=path,
-        state=_state(files[STATE_JSON], manifest),
+        state=_state(contents[STATE_JSON], manifest),
         manifest=manifest,
         model=tensors[MODEL],
         optimizer=tensors[OPTIMIZER],
@@ -162,6 +165,7 @@ def _load(path: Path) -> Loaded:
 
 def verify(path: Path) -> list[str]:
     """Everything that is wrong with one checkpoint, a sentence a file; empty when it is what was written."""
+    path = path.resolve()  # the user may name a link
     try:
         manifest = read_manifest(path)
     except CheckpointError as error:
@@ -172,7 +176,7 @@ def verify(path: Path) -> list[str]:
         problems.append(f"{MANIFEST}: it is of step {manifest.global_step}, the folder is not.")
     for name, said in manifest.files.items():
         try:
-            content = _whole(path / name, said)
+            content = _whole(path, name, said)
             if name in TENSOR_FILES:
                 entries(content, name)
             else:
@@ -184,7 +188,7 @@ def verify(path: Path) -> list[str]:
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of one checkpoint, checked; CheckpointError when there is none or it cannot be believed."""
-    content = _mapped(path / MANIFEST)
+    content = _mapped(path, MANIFEST)
     if len(content) > MANIFEST_LIMIT_BYTES:
         raise CheckpointError(
             f"{MANIFEST}: {len(content)} bytes are too many; at most {MANIFEST_LIMIT_BYTES} are read."
@@ -203,50 +207,48 @@ def _state(content: memoryview, manifest: Manifest) -> State:
     return state
 
 
-def _whole(path: Path, said: FileHash) -> memoryview:
+def _whole(folder: Path, name: str, said: FileHash) -> memoryview:
     """A file's bytes, when their number and hash are what the manifest says."""
-    content = _mapped(path)
+    content = _mapped(folder, name)
     if len(content) != said.size_bytes:
-        raise CheckpointError(f"{path.name}: it has {len(content)} bytes, {said.size_bytes} were written.")
+        raise CheckpointError(f"{name}: it has {len(content)} bytes, {said.size_bytes} were written.")
     if hashlib.sha256(content).hexdigest() != said.sha256:
-        raise CheckpointError(f"{path.name}: its bytes are not what was written: the hash differs.")
+        raise CheckpointError(f"{name}: its bytes are not what was written: the hash differs.")
     return content
 
 
-def _check_size(path: Path, said: FileHash) -> None:
+def _check_size(folder: Path, name: str, said: FileHash) -> None:
+    fd = _opened(folder, name)
     try:
-        found = path.stat()
-    except OSError as error:
-        raise CheckpointError(_unreadable(path, error)) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path.name}: it is not a plain file.")
-    if found.st_size != said.size_bytes:
-        raise CheckpointError(f"{path.name}: it has {found.st_size} bytes, {said.size_bytes} were written.")
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if size != said.size_bytes:
+        raise CheckpointError(f"{name}: it has {size} bytes, {said.size_bytes} were written.")
 
 
-def _mapped(path: Path) -> memoryview:
+def _mapped(folder: Path, name: str) -> memoryview:
     """A plain file's bytes, mapped; never waits (a pipe of that name would)."""
+    fd = _opened(folder, name)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(_unreadable(path, error)) from None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{path.name}: it is not a plain file.")
-        if found.st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(fd, found.st_size, access=mmap.ACCESS_READ))
+        size = os.fstat(fd).st_size
+        return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
     except (OSError, ValueError) as error:  # ValueError: it shrank in between
-        raise CheckpointError(f"{path.name}: it could not be read: {error}.") from None
+        raise CheckpointError(f"{name}: it could not be read: {error}.") from None
     finally:
         os.close(fd)
 
 
-def _unreadable(path: Path, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"{path.name}: it is missing."
-    return f"{path.name}: it could not be read: {error.strerror}."
+def _opened(folder: Path, name: str) -> int:
+    folder = folder.absolute()
+    try:
+        return files.open_below(folder.parent, (folder.name, name), os.O_RDONLY)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: it is missing.") from None
+    except files.Refused as error:
+        raise CheckpointError(f"{name}: {error.why}.") from None
+    except OSError as error:
+        raise CheckpointError(f"{name}: it could not be read: {error.strerror}.") from None
 
 
 def _skipped(path: Path, problem: str) -> str:

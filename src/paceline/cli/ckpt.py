@@ -198,7 +198,7 @@ def _all(where: str) -> "list[Found]":
     from paceline.checkpoint.read import examine, find
 
     path, is_one = place(where)
-    return [examine(path)] if is_one else newest_first(find(path))
+    return [examine(path.resolve())] if is_one else newest_first(find(path))
 
 
 def newest_first(found: "list[Found]") -> "list[Found]":

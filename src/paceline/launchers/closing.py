@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import step_of
 from paceline.cluster.spec import Task
@@ -48,7 +49,9 @@ def how(code: int) -> str:
 def reason(log: Path, begin: int = 0) -> list[str]:
     """The last traceback of a log from there on, else our own last sentence in it, else its last lines."""
     try:
-        lines = log.read_bytes()[begin:][-TAIL_BYTES:].decode(errors="replace").splitlines()
+        with files.reading(log.parent.parent, log) as file:
+            file.seek(max(begin, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
     said = [number for number, line in enumerate(lines) if line.startswith(ERROR)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.membership import first_incarnation
 from paceline.cluster.settings import Settings
@@ -174,7 +175,7 @@ def size_bytes(path: Path) -> int:
 
 def has_stepped(log: Path, begin: int) -> bool:
     """Whether a worker's log, from there on, tells of a step."""
-    with suppress(OSError), log.open("rb") as file:
+    with suppress(OSError), files.reading(log.parent.parent, log) as file:
         file.seek(begin)
         return STEPPED.search(file.read(LOOK_BYTES)) is not None
     return False

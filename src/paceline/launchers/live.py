@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from paceline import files
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.launchers.closing import metrics
 from paceline.launchers.crew import STEPPED, size_bytes
@@ -46,7 +47,7 @@ class Tail:
 
     def lines(self) -> list[bytes]:
         try:
-            with self._path.open("rb") as file:
+            with files.reading(self._path.parent.parent, self._path) as file:
                 size = file.seek(0, 2)
                 file.seek(max(self._read_to, size - TAIL_BYTES))
                 text = file.read()

@@ -8,8 +8,8 @@ Must never send half a checkpoint as a whole one, nor anything twice that has no
 - a ledger is a mapped file, longer than what was written, and a ps that was started again goes back in it: whole
   records, at their place; what was sent and has changed since is sent again.
 - a checkpoint is carried when it is complete, the newest first, MANIFEST.json last: then it gets its name.
-- any other file that the script left in the folder, wherever, is carried whole, after finish(); no hidden ones and no
-  links, because they could lead out of the folder: `left` names them.
+- any other file that the script left in the folder, wherever, is carried whole, after finish(); no hidden ones.
+- no symbolic link is followed, wherever it is, because it could lead out of the folder: `left` names it.
 """
 
 import hashlib
@@ -17,8 +17,9 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from paceline import files
 from paceline.checkpoint import read
-from paceline.checkpoint.manifest import MANIFEST, folder_name
+from paceline.checkpoint.manifest import MANIFEST, MANIFEST_LIMIT_BYTES, folder_name
 from paceline.cluster.spec import Task
 from paceline.launchers.pieces import (
     CHECKPOINTS,
@@ -70,10 +71,10 @@ class Mirror:
         for path in of(self._growing()):
             self._sent[path] = path.stat().st_size
         for path in of(self._ledgers()):
-            self._blocks[path] = digests(path, _end_of(path))
-            self._sent[path] = _end_of(path)
+            self._blocks[path] = self._digests(path, self._end_of(path))
+            self._sent[path] = self._end_of(path)
         for folder in of(self._checkpoints()):
-            self._carried[folder] = _manifest(folder)
+            self._carried[folder] = self._manifest(folder)
         for path in of(self._others()):
             self._carried[path] = _stamp(path)
 
@@ -117,7 +118,7 @@ class Mirror:
 
     def _grown(self, path: Path) -> Iterator[Piece]:
         is_lines = path.parent.name == TELEMETRY and not self._is_over
-        while data := _read(path, self._from(path)):
+        while data := self._read(path, self._from(path)):
             end = data.rfind(b"\n") + 1
             if is_lines and (end or len(data) < PIECE_BYTES):  # a line may be longer than a piece
                 data = data[:end]
@@ -137,13 +138,13 @@ class Mirror:
 
     def _written(self, path: Path) -> Iterator[Piece]:
         self._rewind(path)
-        end = _end_of(path)
+        end = self._end_of(path)
         if path in self._cut and end <= self._sent[path]:
             yield Piece(self._name(path), end, b"")
         self._cut.discard(path)
         while (offset := self._sent.get(path, 0)) < end:
             start = offset // BLOCK_BYTES * BLOCK_BYTES
-            block = _read(path, start, min(BLOCK_BYTES, end - start))
+            block = self._read(path, start, min(BLOCK_BYTES, end - start))
             if len(block) <= offset - start:
                 return
             self._blocks.setdefault(path, [])[start // BLOCK_BYTES :] = [_digest(block)]
@@ -156,9 +157,9 @@ class Mirror:
         if not known:
             return
         last = len(known) - 1
-        if not is_whole and _digest(_read(path, last * BLOCK_BYTES, sent - last * BLOCK_BYTES)) == known[last]:
+        if not is_whole and _digest(self._read(path, last * BLOCK_BYTES, sent - last * BLOCK_BYTES)) == known[last]:
             return
-        same = [old == new for old, new in zip(known, digests(path, sent), strict=False)]
+        same = [old == new for old, new in zip(known, self._digests(path, sent), strict=False)]
         if not all(same) or len(same) < len(known):
             first = same.index(False) if False in same else len(same)
             self._sent[path] = first * BLOCK_BYTES
@@ -168,7 +169,7 @@ class Mirror:
     def _next_large(self) -> Coming | None:
         """What is carried next: it counts as carried from here on, though it may be removed on its way."""
         for folder in self._checkpoints():
-            if self._carried.get(folder) != (manifest := _manifest(folder)):
+            if self._carried.get(folder) != (manifest := self._manifest(folder)):
                 self._carried[folder] = manifest
                 return self._begin(folder)
         while self._rest:
@@ -180,7 +181,7 @@ class Mirror:
 
     def _begin(self, path: Path) -> Coming:
         self._half.add(path)
-        return path, whole(path, self._name(path))
+        return path, whole(path, self._name(path), self._root)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()
@@ -194,7 +195,27 @@ class Mirror:
         parts, kind = path.relative_to(self._root).parts, kind_of(path.relative_to(self._root).parts)
         if kind is Kind.NEVER:
             return not is_ours(parts)
-        return kind is Kind.OTHER and (path.is_symlink() or not path.is_file())
+        return path.is_symlink() or (kind is Kind.OTHER and not path.is_file())
+
+    def _read(self, path: Path, offset: int, count: int = PIECE_BYTES) -> bytes:
+        return _read(self._root, path, offset, count)
+
+    def _end_of(self, path: Path) -> int:
+        """Where the whole records of a ledger end."""
+        try:
+            with files.reading(self._root, path) as file:
+                return ledger.end_of(file.fileno())
+        except OSError:
+            return 0
+
+    def _digests(self, path: Path, size_bytes: int) -> list[bytes]:
+        """Of every block of a ledger, up to there."""
+        starts = range(0, size_bytes, BLOCK_BYTES)
+        return [_digest(self._read(path, start, min(BLOCK_BYTES, size_bytes - start))) for start in starts]
+
+    def _manifest(self, folder: Path) -> bytes:
+        """By which one checkpoint is told from another of the same step."""
+        return self._read(folder / MANIFEST, 0)
 
     def _growing(self) -> list[Path]:
         found = [path for name in (LOGS, TELEMETRY, TENSORBOARD) for path in sorted((self._root / name).glob("*"))]
@@ -224,16 +245,18 @@ class Mirror:
         return found
 
 
-def whole(what: Path, name: str) -> Iterator[Piece]:
-    """All pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its own in a run folder."""
+def whole(what: Path, name: str, root: Path | None = None) -> Iterator[Piece]:
+    """All pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its own in a run folder. No link
+    is followed below the root: the checkpoint itself, where none is given."""
     is_folder = what.is_dir()
+    root = root or (what if is_folder else what.parent)
     for path in _files_of(what) if is_folder else [what]:
         try:
-            size, offset = path.stat().st_size, 0
+            size, offset = path.lstat().st_size, 0
         except OSError:  # it was removed meanwhile
             return
         while offset < size or not offset:
-            data = _read(path, offset, size if path.name == MANIFEST else PIECE_BYTES)
+            data = _read(root, path, offset, MANIFEST_LIMIT_BYTES if path.name == MANIFEST else PIECE_BYTES)
             if not data and size:
                 return
             yield Piece(f"{name}/{path.name}" if is_folder else name, offset, data, offset + len(data) >= size)
@@ -244,7 +267,7 @@ def told_by(paths: RunPaths, task: Task) -> Iterator[Piece]:
     """What a task has told so far, behind which it goes on elsewhere; read when it is asked for: it may be large."""
     for path in (paths.telemetry(task), paths.ledger(task)):
         if path.exists():
-            yield from whole(path, path.relative_to(paths.root).as_posix())
+            yield from whole(path, path.relative_to(paths.root).as_posix(), paths.root)
 
 
 def name_of(checkpoint: Path) -> str:
@@ -252,43 +275,24 @@ def name_of(checkpoint: Path) -> str:
     return f"{CHECKPOINTS}/{folder_name(read.examine(checkpoint).global_step)}"
 
 
-def digests(path: Path, size_bytes: int) -> list[bytes]:
-    """Of every block of a ledger, up to there."""
-    starts = range(0, size_bytes, BLOCK_BYTES)
-    return [_digest(_read(path, start, min(BLOCK_BYTES, size_bytes - start))) for start in starts]
-
-
 def _digest(block: bytes) -> bytes:
     return hashlib.blake2b(block, digest_size=8).digest()
 
 
-def _read(path: Path, offset: int, count: int = PIECE_BYTES) -> bytes:
-    """What can be had: a file that is gone has nothing."""
+def _read(root: Path, path: Path, offset: int, count: int = PIECE_BYTES) -> bytes:
+    """What can be had of a file below the root: one that is gone, or lies behind a link, has nothing."""
     try:
-        with path.open("rb") as file:
+        with files.reading(root, path) as file:
             file.seek(offset)
             return file.read(count)
     except OSError:
         return b""
 
 
-def _end_of(path: Path) -> int:
-    """Where the whole records of a ledger end."""
-    try:
-        with path.open("rb") as file:
-            return ledger.end_of(file.fileno())
-    except OSError:
-        return 0
-
-
-def _manifest(folder: Path) -> bytes:
-    """By which one checkpoint is told from another of the same step."""
-    return _read(folder / MANIFEST, 0)
-
-
 def _files_of(folder: Path) -> list[Path]:
     try:
-        return sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: path.name == MANIFEST)
+        found = [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
+        return sorted(found, key=lambda path: path.name == MANIFEST)
     except OSError:
         return []
 
@@ -296,7 +300,7 @@ def _files_of(folder: Path) -> list[Path]:
 def _stamp(path: Path) -> tuple[int, int]:
     """By which a change of a file is seen."""
     try:
-        told = path.stat()
+        told = path.lstat()
         return told.st_size, told.st_mtime_ns
     except OSError:
         return 0, 0

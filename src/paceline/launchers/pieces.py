@@ -1,9 +1,10 @@
 """WHERE does a piece of a run folder belong? What is carried how, and `keep`, which puts a piece in its place.
 
 Called by who hears a launchers/mirror of another host: on the driver, and there, where the driver sends files.
-Must never make a checkpoint look complete before it is, and never write outside of the run folder.
+Must never make a checkpoint look complete before it is, and never write outside of the run folder: no link is followed.
 """
 
+import errno
 import os
 import shutil
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from paceline import files
 from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST, aside_name, step_of
 from paceline.cluster import moved
@@ -47,22 +49,25 @@ class Piece(msgspec.Struct, frozen=True):
 
 def keep(root: Path | str, piece: Piece, sender: str = "") -> Path | None:
     """Put a piece where it belongs; a checkpoint that is complete with it comes back, when it has its name. Several
-    senders may be in the middle of files of one name: each has its own drafts."""
+    senders may be in the middle of files of one name: each has its own drafts. OSError: the disk is full, or a symbolic
+    link lies in the way."""
     parts = parts_of(piece.path)
-    path = Path(root, *parts)
     kind = kind_of(parts)
     if kind is Kind.CHECKPOINT:
-        return _keep_checkpoint(path, piece, sender)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if kind is Kind.GROWS:
-        with path.open("ab") as file:
-            file.write(piece.data)
-    elif kind is Kind.LEDGER:
-        _put(path, piece)
-    else:
-        draft = path.with_name(draft_name(path.name, sender))
-        if _put_next(draft, draft, piece) and piece.is_last:
-            os.replace(draft, path)
+        return _keep_checkpoint(root, parts, piece, sender)
+    folder = files.folder_below(root, parts[:-1], makes=True)
+    try:
+        if kind is Kind.GROWS:
+            with os.fdopen(files.open_in(folder, parts[-1], os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+                file.write(piece.data)
+        elif kind is Kind.LEDGER:
+            _put(folder, parts[-1], piece)
+        else:
+            draft = draft_name(parts[-1], sender)
+            if _put_next(folder, draft, piece) and piece.is_last:
+                os.replace(draft, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
     return None
 
 
@@ -75,7 +80,7 @@ def kind_of(parts: tuple[str, ...]) -> Kind:
     ('CHECKPOINT', 'OTHER')
     """
     top, name, depth = parts[0], parts[-1], len(parts)
-    if any(part.startswith(".") for part in parts) or (depth == 1 and top in OWN):
+    if any(part.startswith(".") for part in parts) or (depth == 1 and top.casefold() in OWN):  # macOS: Secret is secret
         return Kind.NEVER
     if top == CHECKPOINTS and depth > 2 and step_of(Path(parts[1])) is not None:
         return Kind.CHECKPOINT if depth == 3 else Kind.NEVER
@@ -104,11 +109,14 @@ def parts_of(text: str) -> tuple[str, ...]:
     return parts
 
 
-def _put(path: Path, piece: Piece) -> None:
-    """These bytes at their place, and nothing behind them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _put(folder: int, name: str, piece: Piece) -> None:
+    """These bytes at their place, and nothing behind them. They begin at most where the file ends: a hole would have
+    the size that a sender chooses."""
+    file = files.open_in(folder, name, os.O_WRONLY | os.O_CREAT)
     try:
+        size = os.fstat(file).st_size
+        if piece.offset > size:
+            raise OSError(errno.EINVAL, f"it has {size} bytes here, and the piece begins at {piece.offset}")
         rest, at = memoryview(piece.data), piece.offset
         while rest:  # on a full disk less is written than was asked for, before that is told
             count = os.pwrite(file, rest, at)
@@ -120,24 +128,24 @@ def _put(path: Path, piece: Piece) -> None:
         os.close(file)
 
 
-def _put_next(draft: Path, path: Path, piece: Piece) -> bool:
+def _put_next(folder: int, name: str, piece: Piece) -> bool:
     """Into a draft only what follows what is there, and nothing that could not be written: with a hole it would look
     whole. Then the draft goes, and what comes of it later is dropped: the first failure was told. Whether it is in."""
-    is_next = not piece.offset or piece.offset == _size(path)
+    is_next = not piece.offset or piece.offset == _size(folder, name)
     try:
         if is_next:
-            _put(path, piece)
+            _put(folder, name, piece)
     except OSError:
-        _remove(draft)
+        _remove_in(folder, name)
         raise
     if not is_next:
-        _remove(draft)
+        _remove_in(folder, name)
     return is_next
 
 
-def _size(path: Path) -> int:
+def _size(folder: int, name: str) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
     except OSError:
         return 0
 
@@ -160,28 +168,57 @@ def sweep(root: Path | str) -> None:
 
 def _remove(draft: Path) -> None:
     """As far as the disk allows."""
-    if draft.is_dir():
+    if draft.is_dir() and not draft.is_symlink():
         shutil.rmtree(draft, ignore_errors=True)
     else:
         with suppress(OSError):
             draft.unlink()
 
 
-def _keep_checkpoint(path: Path, piece: Piece, sender: str) -> Path | None:
+def _remove_in(folder: int, name: str) -> None:
+    """The same in an open folder: a file, a link, or a folder with all that is in it."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+
+
+def _keep_checkpoint(root: Path | str, parts: tuple[str, ...], piece: Piece, sender: str) -> Path | None:
     """Into a hidden folder, which gets its name when all that its manifest lists is there."""
-    final = path.parent
-    step, draft = step_of(final), final.with_name(draft_name(final.name, sender))
+    top, name, file = parts
+    final, step = Path(root, top, name), step_of(Path(name))
     if step is None:
         raise ProtocolError(f"a piece of {piece.path!r}, which is no checkpoint")
-    is_in = _put_next(draft, draft / path.name, piece)
-    if not is_in or path.name != MANIFEST or not piece.is_last:
-        return None
-    if not read.examine(draft).is_complete:  # another one of that name came in between, or some of it never did
-        _remove(draft)
-        return None
-    aside = final.with_name(aside_name(step))
-    if final.exists():
-        os.rename(final, aside)
-    os.rename(draft, final)
-    shutil.rmtree(aside, ignore_errors=True)
-    return final
+    draft = draft_name(name, sender)
+    checkpoints = files.folder_below(root, (top,), makes=True)
+    try:
+        if not _put_in_draft(checkpoints, draft, file, piece) or file != MANIFEST or not piece.is_last:
+            return None
+        if not read.examine(final.with_name(draft)).is_complete:  # another of that name came in between, or too little
+            _remove_in(checkpoints, draft)
+            return None
+        aside = aside_name(step)
+        with suppress(FileNotFoundError):
+            os.rename(name, aside, src_dir_fd=checkpoints, dst_dir_fd=checkpoints)
+        os.rename(draft, name, src_dir_fd=checkpoints, dst_dir_fd=checkpoints)
+        _remove_in(checkpoints, aside)
+        return final
+    finally:
+        os.close(checkpoints)
+
+
+def _put_in_draft(checkpoints: int, draft: str, file: str, piece: Piece) -> bool:
+    """Put a piece into the draft of a checkpoint; without it, or with one that is a link, the whole draft goes."""
+    inside = None
+    try:
+        inside = files.folder_in(checkpoints, draft, makes=True)
+        is_in = _put_next(inside, file, piece)
+    except OSError:
+        _remove_in(checkpoints, draft)
+        raise
+    finally:
+        if inside is not None:
+            os.close(inside)
+    if not is_in:
+        _remove_in(checkpoints, draft)
+    return is_in

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
@@ -32,9 +33,22 @@ class Recorded:
         before = 0
         for path in self._paths:
             record = None
-            for record in records_of(path.read_bytes()):
+            for record in records_of(content(path)):
                 yield record._replace(number=record.number + before) if before else record
             before += record.number if record is not None else 0
+
+
+def content(path: Path) -> bytes:
+    """What a ledger holds; one that is a link, or lies in a linked folder, is refused."""
+    with files.reading(path.parent.parent, path) as file:
+        return file.read()
+
+
+def _problem(path: Path) -> str:
+    try:
+        return problem(content(path))
+    except files.Refused as error:
+        return f"is not read: {error.why}"
 
 
 def set_predecessor_aside(run: Path, task: Task) -> None:
@@ -101,7 +115,7 @@ def _verdict(paths: RunPaths, folder: Path, first_mode: ModeSpec | None) -> Verd
         if job not in ("ps", "worker", "chief") or not index.isdecimal() or file.with_suffix(CUT).exists():
             continue
         files = [*_predecessors(file), file]
-        whys = [(each, why) for each in files if (why := problem(each.read_bytes()))]
+        whys = [(each, why) for each in files if (why := _problem(each))]
         damaged += [f"{job}:{index}: its ledger {why} ({each.name})" for each, why in whys]
         if whys:
             continue

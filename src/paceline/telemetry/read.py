@@ -4,17 +4,20 @@ Called by the launcher for the summary, by reports and dashboards.
 Must never fail on what a killed task left: half a line, a line of another version, no file at all.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
 from paceline.telemetry.records import RUNS, SERVES, PsReport, Record, Tick, WorkerReport
 
 Shape = TypeVar("Shape", Tick, WorkerReport, PsReport)
+LONGEST_LINE = 16 << 20  # of a longer one each part is no record
 _fields = msgspec.json.Decoder(dict[str, object])
 
 
@@ -113,8 +116,13 @@ def _files(run_dir: Path | str) -> list[tuple[Task, Path]]:
 
 
 def _records_of(task: Task, path: Path) -> Iterator[Record]:
-    with path.open("rb") as lines:
-        for line in lines:
+    try:
+        lines = files.reading(path.parent.parent, path)
+    except files.Refused as error:
+        warnings.warn(f"In {path.parent.parent} telemetry is left out: {error.strerror}.", stacklevel=2)
+        return
+    with lines:
+        while line := lines.readline(LONGEST_LINE):
             record = _record(task, line)
             if record is not None:
                 yield record

@@ -245,7 +245,7 @@ class Far:
         if not far.is_short:
             far.is_short = True
             self._told.add(far.host.name)
-            why = f"a piece of {piece.path} from {far.host.name} could not be kept here: {error}"
+            why = f"a piece of {piece.path} from {far.host.name} could not be kept here: {error.strerror or error}"
             print(f"paceline: {why}; the run goes on, and {far.host.name} keeps its folder.", flush=True)
 
     def _tell_cut(self, far: FarHost) -> None:

@@ -1,0 +1,85 @@
+"""Open files below a folder, and follow no symbolic link on the way.
+
+Used for files of run folders and checkpoints: a script may have put a link there, and what another host sends, or what
+is read, would lie outside of the folder. The folder itself is the user's choice and may be a link. Never waits (a pipe
+of that name would), and opens plain files only.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+LINK = "it is a symbolic link, and none is followed there"
+
+
+class Refused(OSError):
+    """A file that was not opened for what it is."""
+
+    def __init__(self, number: int, name: str, why: str) -> None:
+        super().__init__(number, f"{name}: {why}")
+        self.why = why
+
+
+def folder_below(root: Path | str, parts: Sequence[str], makes: bool = False) -> int:
+    """Open the folder root/parts; `makes` creates the folders that are missing."""
+    if makes:
+        os.makedirs(root, exist_ok=True)
+    folder = os.open(root, FOLDER)
+    for part in parts:
+        try:
+            inner = folder_in(folder, part, makes)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def folder_in(folder: int, name: str, makes: bool = False) -> int:
+    """Open a folder in an open folder; `makes` creates one that is missing."""
+    try:
+        if makes:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+        return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        raise _explained(error, name, folder) from None
+
+
+def open_in(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
+    """Open a plain file in an open folder."""
+    try:
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as error:
+        raise _explained(error, name, folder) from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Refused(errno.EINVAL, name, "it is not a plain file")
+    return file
+
+
+def open_below(root: Path | str, parts: Sequence[str], flags: int, makes_folders: bool = False) -> int:
+    """Open the plain file root/parts."""
+    folder = folder_below(root, parts[:-1], makes_folders)
+    try:
+        return open_in(folder, parts[-1], flags)
+    finally:
+        os.close(folder)
+
+
+def reading(root: Path | str, path: Path) -> BinaryIO:
+    """Open a plain file that lies below the root, to read it."""
+    return os.fdopen(open_below(root, path.relative_to(root).parts, os.O_RDONLY), "rb")
+
+
+def _explained(error: OSError, name: str, folder: int) -> OSError:
+    """The same error, which says so where the reason is a link: systems have two numbers for that."""
+    try:
+        is_link = stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        is_link = False
+    return Refused(errno.ELOOP, name, LINK) if is_link else error

@@ -20,7 +20,9 @@ from torch.utils.data import (
 )
 
 from paceline.telemetry.steps import StepClock
+from paceline.wire.messages import Position
 from paceline.worker.data import EveryNth, SharedBatches, batch_size_of, note_epochs, share
+from paceline.worker.position import Progress
 
 
 class Numbers(Dataset[int]):
@@ -281,6 +283,38 @@ def test_epochs_are_noted_without_changing_the_loader() -> None:
     assert batches(loader) == [[0, 1], [2, 3]]
     assert len(noted) == 2
     assert len(loader) == 2
+
+
+class Sizes:
+    """Stands for what counts the samples in a gradient."""
+
+    def __init__(self) -> None:
+        self.taken: list[int | None] = []
+
+    def take(self, size: int | None, batch: object) -> None:
+        self.taken.append(size)
+
+    def end_pass(self) -> None:
+        self.taken.append(-1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pass_that_goes_on_in_its_middle_gives_the_sizes_of_its_own_batches(
+    num_workers: int, is_shared: bool
+) -> None:
+    counts = [3, 1, 4, 2, 5]
+    if is_shared:
+        loader = share(DataLoader(Numbers(11), 3, num_workers=num_workers), 0, 2, 3, "shard", pytest.fail)
+    else:
+        loader = DataLoader(Numbers(9), batch_sampler=[list(range(n)) for n in counts], num_workers=num_workers)
+    want = [3] if is_shared else counts[2:]
+    progress, sizes = Progress(0), Sizes()
+    progress.resume(Position(0, 4, 0, 0, 1 if is_shared else 2, 2))
+    loader = note_epochs(loader, StepClock(), lambda: sizes, progress, has_weights=True)  # type: ignore[arg-type,return-value]
+    assert [len(batch) for batch in loader] == want
+    assert sizes.taken == [*want, -1]
+    assert len(loader) == (2 if is_shared else len(counts))
 
 
 def test_the_batch_size_a_loader_tells() -> None:

@@ -28,7 +28,7 @@ class Batches:
 def steps_of(progress: Progress, epochs: int, count: int) -> Iterator[tuple[int, int]]:
     for epoch in progress.epochs(epochs):
         progress.begin_pass()
-        for number, _ in enumerate(_Counted(Batches(count), lambda samples: None, progress, StepClock())):
+        for number, _ in enumerate(_Counted(Batches(count), None, progress, StepClock())):
             progress.pushed()
             yield epoch, number
 
@@ -60,7 +60,7 @@ def test_what_the_script_saves_after_its_pass_goes_on_with_the_next_epoch() -> N
     progress = Progress(0)
     for epoch in progress.epochs(2):
         progress.begin_pass()
-        for _ in _Counted(Batches(2), lambda samples: None, progress, StepClock()):
+        for _ in _Counted(Batches(2), None, progress, StepClock()):
             progress.pushed()
         position = progress.at_end(5)
         assert (position.epoch, position.batch) == (epoch + 1, 0)

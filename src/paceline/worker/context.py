@@ -393,21 +393,23 @@ class Context:
         yield
 
     def weight(self, samples: float) -> None:
-        """So many samples are in each of this worker's pushes from now on; without it, what the loader gave counts.
-        A round's mean is weighted by it."""
+        """So many samples are in each of this worker's pushes from now on; without it, those of the batches that the
+        pushed gradient is of count. A round's mean is weighted by it."""
         if not (math.isfinite(samples) and samples > 0):
             raise UsageError(f"weight({samples}): a push holds a number of samples above 0")
         self._weight = float(samples)
         if self._trainee is not None:
             self._trainee.own_weight = self._weight
 
-    def saw_samples(self, loader: Any, count: int | None) -> None:
-        """Called by a prepared loader with every batch that it gives; None: with the start of an epoch, to which
-        what was taken before and not pushed does not belong (a batch that was only looked at, say)."""
-        if self._trainee is not None and loader is self.training_loader:
-            if count is None:
-                self._trainee.begin_loop()
-            self._trainee.seen_samples = 0 if count is None else self._trainee.seen_samples + count
+    def begin_pass(self, loader: Any) -> Any:
+        """Called by a prepared loader when a pass begins; return what counts the samples of its batches, if they do."""
+        if self._trainee is None or loader is not self.training_loader:
+            return None
+        self._trainee.begin_loop()
+        samples = self._trainee.samples
+        if samples is not None:
+            samples.begin_pass()
+        return samples
 
     def switch_mode(self, name: str, **numbers: Any) -> None:
         """Ask for another mode; it holds once every worker has finished a step. `numbers` are run's flags by their

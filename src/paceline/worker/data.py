@@ -3,7 +3,7 @@
 Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
 from paceline.worker.position import Progress
+from paceline.worker.torch_batch_sizes import sized_indices, sizes_of
+from paceline.worker.torch_samples import GradientSamples
 
 Place = Callable[[], tuple[int, int]]  # which worker, of how many
 
@@ -163,27 +165,30 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
 def note_epochs(
     loader: DataLoader[Any],
     clock: StepClock,
-    on_batch: Callable[[int | None], None] | None = None,
+    on_pass: Callable[[], GradientSamples | None] | None = None,
     progress: Progress | None = None,
+    has_weights: bool = False,
 ) -> DataLoader[Any]:
-    """Tell the clock when an epoch starts and how long training waits for data, and `on_batch` how many samples each
-    batch has (None: an epoch starts), without changing what the loader gives: its class becomes a subclass of its own.
-    With `progress`, a pass that was begun before a restart goes on where it was."""
+    """Tell the clock when an epoch starts and how long training waits for data, without changing what the loader gives:
+    its class becomes a subclass of its own. `on_pass` is called when a pass of the training begins, and returns what is
+    told of its batches; with `has_weights` also how many samples they have. With `progress`, a pass that was begun
+    before a restart goes on where it was."""
     base = type(loader)
 
     def iterate(self: DataLoader[Any]) -> Any:
         clock.epoch()
-        if on_batch is None:
+        if on_pass is None or progress is None or not torch.is_grad_enabled():  # an evaluation
             return base.__iter__(self)
-        if progress is None or not torch.is_grad_enabled():  # an evaluation
-            return _Counted(base.__iter__(self), on_batch, None, clock)
-        on_batch(None)
+        samples = on_pass()
         began_s = perf_counter()
         batches = _pass(self, base, progress)  # may start the processes that load
         clock.data_s += perf_counter() - began_s
-        return _Counted(batches, on_batch, progress, clock)
+        return _Counted(batches, samples, progress, clock)
 
-    loader.__class__ = type(base.__name__, (base,), {"__iter__": iterate, "__module__": base.__module__})
+    members = {"__iter__": iterate, "__module__": base.__module__}
+    if has_weights:
+        members["_index_sampler"] = sized_indices(base)
+    loader.__class__ = type(base.__name__, (base,), members)
     return loader
 
 
@@ -201,22 +206,24 @@ def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progre
     indices = getattr(batches, "_sampler_iter", None) if loader.num_workers == 0 else None
     if isinstance(loader.dataset, IterableDataset):
         indices = None  # its own indices say nothing: the batches themselves are to be passed over
+    sizes = sizes_of(batches)
     for _ in range(0 if shared is not None else resumed.batch):
         if next(batches if indices is None else indices, None) is None:
             break
+        if sizes is not None:
+            sizes.take()
     progress.own.restore(now)
     return batches
 
 
 class _Counted:
-    """A loader's own iterator, whose batches are counted as they are taken; not those of an evaluation."""
+    """A loader's own iterator, whose batches are counted as they are taken, with their samples where they count."""
 
-    def __init__(
-        self, batches: Any, on_batch: Callable[[int | None], None], progress: Progress | None, clock: StepClock
-    ) -> None:
+    def __init__(self, batches: Any, samples: GradientSamples | None, progress: Progress, clock: StepClock) -> None:
         self._batches = batches
         self._clock = clock
-        self._on_batch = on_batch
+        self._samples = samples
+        self._sizes = sizes_of(batches)
         self._progress = progress
         self._count = _length(batches)
 
@@ -224,22 +231,23 @@ class _Counted:
         return self
 
     def __next__(self) -> Any:
-        progress = self._progress
-        if progress is None:
+        progress, samples = self._progress, self._samples
+        if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
+            progress.boundary(BATCH)
+        began_s = perf_counter()
+        try:
             batch = next(self._batches)
-        else:
-            if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
-                progress.boundary(BATCH)
-            began_s = perf_counter()
-            try:
-                batch = next(self._batches)
-            except StopIteration:
-                progress.took_all()
-                raise
-            self._clock.data_s += perf_counter() - began_s
-            progress.took_batch()
-        if torch.is_grad_enabled():
-            self._on_batch(samples_in(batch))
+        except StopIteration:
+            progress.took_all()
+            if samples is not None:
+                samples.end_pass()
+            raise
+        self._clock.data_s += perf_counter() - began_s
+        progress.took_batch()
+        if samples is not None:
+            size = None if self._sizes is None else self._sizes.take()
+            if torch.is_grad_enabled():
+                samples.take(size, batch)
         return batch
 
     def __len__(self) -> int:
@@ -254,21 +262,6 @@ def _length(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None  # an iterable dataset may not know
-
-
-def samples_in(batch: Any) -> int:
-    """How many samples a batch holds: the length of its first tensor; 0 when it has none.
-
-    >>> samples_in([torch.zeros(10, 3), torch.zeros(10)]), samples_in({"x": torch.zeros(4, 2)}), samples_in("text")
-    (10, 4, 0)
-    """
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else 0
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((count for part in batch if (count := samples_in(part))), 0)
-    return 0
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:

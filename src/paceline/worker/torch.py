@@ -21,6 +21,7 @@ from paceline.worker.torch_layout import describe, group_options, optimizer_spec
 from paceline.worker.torch_loads import LoadHooks
 from paceline.worker.torch_overlap import Overlap
 from paceline.worker.torch_places import Places, check_alone
+from paceline.worker.torch_samples import GradientSamples
 from paceline.worker.torch_writes import DeviceWrites
 from paceline.worker.trainee import Trainee
 from paceline.worker.writes import MemoryWrites, Writes
@@ -117,6 +118,8 @@ class TorchTrainee(Trainee):
         self._overlap = self._make_overlap()
         self.mirror()
         self.writes.remember()
+        if not self.is_alone:
+            self.samples = GradientSamples(self.parameters, self._say, self._is_weighted)
         if self.alias_line:
             self._say(self.alias_line)
         self._loads = None if self.is_alone else LoadHooks(self.model, on_load)
@@ -160,6 +163,10 @@ class TorchTrainee(Trainee):
             self._loads.end()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
+
+    def _is_weighted(self) -> bool:
+        """Whether the number of samples in a push plays a part, and the script does not say it."""
+        return self.own_weight is None and bool(self.client.dial.spec.has_rounds)
 
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names

@@ -39,6 +39,7 @@ class LocalTrainee(TorchTrainee):
     ) -> None:
         self._outer, self._outer_lr, self._momentum = outer, outer_lr, momentum
         self._since_exchange = 0
+        self._step_samples: list[float] = []  # since the last exchange
         super().__init__(model, optimizer, num_ps, placement)
         self._origin = [p.detach().clone() for p in self.parameters]
 
@@ -67,6 +68,7 @@ class LocalTrainee(TorchTrainee):
             optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at, to warn
             self.before_step()
             loss = base.step(optimizer, *args, **options)
+            self._count_samples()
             self._stepped()
             after_step()
             return loss
@@ -83,6 +85,19 @@ class LocalTrainee(TorchTrainee):
         if self._since_exchange >= self.client.dial.spec.local_steps:
             self._exchange()
         self.steps += 1
+
+    def _count_samples(self) -> None:
+        """Add the samples of this step to those of the delta, unless a GradScaler had a fused optimizer skip it."""
+        overflows = getattr(self.optimizer, "found_inf", None)
+        if not (isinstance(overflows, torch.Tensor) and overflows.item()):
+            samples = super()._samples()
+            self._step_samples += [] if samples is None else [samples]
+
+    def _samples(self) -> float | None:
+        samples, self._step_samples = self._step_samples, []
+        if not samples:
+            return None
+        return sum(samples) if all(samples) else 0.0
 
     def _exchange(self) -> None:
         with torch.no_grad():
@@ -107,7 +122,7 @@ class LocalTrainee(TorchTrainee):
 
     def _start_here(self) -> None:
         """Deltas count from where the parameters are now."""
-        self._since_exchange = 0
+        self._since_exchange, self._step_samples = 0, []
         torch._foreach_copy_(self._origin, self._values())
 
     def joined(self, on_load: Callable[[], None]) -> None:
@@ -129,7 +144,7 @@ class LocalTrainee(TorchTrainee):
 
     def forget_steps(self) -> None:
         torch._foreach_copy_(self._values(), self._origin)
-        self._since_exchange = 0
+        self._since_exchange, self._step_samples = 0, []
 
     def _is_finite(self, gradients: Any) -> bool:
         is_finite = super()._is_finite(gradients)

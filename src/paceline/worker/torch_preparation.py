@@ -133,7 +133,8 @@ def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, tra
     ctx.training_loader = shared
     if isinstance(ctx.progress.own, TorchOwn):
         ctx.progress.own.follow(shared)
-    return note_epochs(shared, ctx.clock, lambda count: ctx.saw_samples(shared, count), ctx.progress)
+    has_weights = ctx.num_workers > 1 or ctx.is_elastic
+    return note_epochs(shared, ctx.clock, lambda: ctx.begin_pass(shared), ctx.progress, has_weights)
 
 
 class _Remote:

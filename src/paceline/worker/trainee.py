@@ -76,6 +76,16 @@ class Early(Protocol):
     def close(self) -> None: ...
 
 
+class Samples(Protocol):
+    """The samples that a gradient is made of."""
+
+    def begin_pass(self) -> None: ...
+
+    def pushed(self) -> float | None: ...
+
+    def close(self) -> None: ...
+
+
 class Trainee(ABC):
     """One model and its optimizer, bound to the cluster; a framework's own makes it whole."""
 
@@ -89,6 +99,7 @@ class Trainee(ABC):
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
         self._outgoing: Slotted = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
         self._overlap: Early | None = None
+        self.samples: Samples | None = None  # where the framework counts them, and several workers train
         self._sent_options: Any = None
         self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
         self.is_alone = True  # no other worker trains this model
@@ -107,7 +118,6 @@ class Trainee(ABC):
         self.discarded = 0
         self.not_finite = 0
         self._not_finite_in_a_row = 0
-        self.seen_samples = 0  # of batches that the loader gave since the last push
         self.own_weight: float | None = None  # what the script says instead
         self._weight = 0.0
         self._sent_weight: float | None = 0.0
@@ -323,6 +333,8 @@ class Trainee(ABC):
         """Let go of the cluster."""
         if self._overlap is not None:
             self._overlap.close()
+        if self.samples is not None:
+            self.samples.close()
         self.client.close()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
@@ -344,12 +356,16 @@ class Trainee(ABC):
 
     def _changed_weight(self) -> float | None:
         """How many samples this push is the mean of, when it is another number than before."""
-        self._weight = self.own_weight or float(self.seen_samples) or self._weight
-        self.seen_samples = 0
+        samples = self._samples()
+        self._weight = self.own_weight or (self._weight if samples is None else samples)
         if self._weight == self._sent_weight:
             return None
         self._sent_weight = self._weight
         return self._weight
+
+    def _samples(self) -> float | None:
+        """Return how many samples are in the gradient that is pushed; 0: unknown, None: as many as before."""
+        return None if self.samples is None else self.samples.pushed()
 
     def _is_finite(self, gradients: Any) -> bool:
         """The sum is suspicious: look, and name what is wrong."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,7 +190,7 @@ def test_commands_of_modes_are_understood(
 
 def test_python_of_modes_runs() -> None:
     """One after the other, on two workers of a run with averages, with steps between them."""
-    codes = blocks("python")
+    codes = [code for code in blocks("python") if "paceline.init" not in code]
     assert len(codes) == 3
     modes = []
 
@@ -212,6 +213,32 @@ def test_python_of_modes_runs() -> None:
     assert told["ok"] and "averaged_accuracy" in told["metrics"]
     assert modes == ["sync", "sync"]
     assert [change["mode"] for change in told["modes"]] == ["sync, 2 to aggregate"]
+
+
+def test_clipped_weights_of_modes_are_plain_pytorch() -> None:
+    """The Wasserstein GAN of the page, on a ps; and the same program that clamps by hand."""
+    import torch
+
+    (code,) = [code for code in blocks("python") if "paceline.init" in code]
+    code = code.replace("ctx = paceline.init()\n", "")
+    found = []
+
+    def train(ctx: object, text: str) -> None:
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        known: dict[str, Any] = {"ctx": ctx}
+        exec(text, known)
+        found.append({name: value.clone() for name, value in known["model"].state_dict().items()})
+
+    by_hand = re.sub(r"^(paceline\.constrain|model, optimizer = ctx).*\n", "", code, flags=re.MULTILINE)
+    by_hand += "    for p in critic.parameters():\n        p.data.clamp_(-0.01, 0.01)\n"
+    threads = torch.get_num_threads()
+    train(None, by_hand)
+    torch.set_num_threads(threads)
+    paceline.launch(lambda ctx: train(ctx, code), ps=2, workers=1, save_every="none")
+    want, got = found
+    assert all(torch.equal(want[name], got[name]) for name in want)
+    assert float(got["critic.0.weight"].abs().max()) <= 0.01
 
 
 @pytest.mark.parametrize("words", [Kind, Flag, Outcome], ids=lambda e: e.__name__)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.ingraph.towers import towers
     from paceline.launchers.task import init
     from paceline.launchers.threads import launch
+    from paceline.worker.constraints import constrain
     from paceline.worker.context import Context
     from paceline.worker.loading import load_checkpoint
 
@@ -34,6 +35,7 @@ _NAMES = {
     "Server": "paceline.ingraph.server",
     "Session": "paceline.ingraph.session",
     "connect": "paceline.ingraph.neighbours",
+    "constrain": "paceline.worker.constraints",
     "device": "paceline.ingraph.scope",
     "init": "paceline.launchers.task",
     "launch": "paceline.launchers.threads",
@@ -45,7 +47,7 @@ _NAMES = {
 
 __all__ = [
     "ClusterSpec", "ConfigProto", "Context", "Graph", "PacelineError", "Server", "Session", "__version__", "connect",
-    "device", "init", "launch", "load_checkpoint", "op", "place", "towers",
+    "constrain", "device", "init", "launch", "load_checkpoint", "op", "place", "towers",
 ]  # fmt: skip
 
 

@@ -275,10 +275,6 @@ BAD = {
         k.keras.Sequential([k.keras.Input((4,)), k.keras.layers.Normalization()]),
         k.keras.optimizers.SGD(0.1),
     ),
-    "has the constraint MaxNorm": lambda k: (
-        k.keras.Sequential([k.keras.Input((4,)), k.keras.layers.Dense(2, kernel_constraint="max_norm")]),
-        k.keras.optimizers.SGD(0.1),
-    ),
     "the ps keep averages with --ema": lambda k: (k.model_of(), k.keras.optimizers.SGD(0.1, use_ema=True)),
     "not a builtins str": lambda k: (k.model_of(), "sgd"),
     "needs the optimizer in the same call": lambda k: (k.model_of(),),

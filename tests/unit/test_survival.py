@@ -10,6 +10,7 @@ from lives import OPTIMIZERS, Deaths, Killed, Life, Pieces, small_blocks, spec_b
 
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
+from paceline.params.constraint import Constraint
 from paceline.params.layout import Layout, TensorSpec
 from paceline.server.core import Core, PsConfig
 from paceline.views import flat
@@ -128,6 +129,19 @@ def test_sums_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_averages_and_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     check_all_deaths(monkeypatch, lambda: life("AdamW", SYNC, HALF, ema=0.9), 4)
+
+
+CONSTRAINTS = (Constraint(max_norm=2.0), Constraint(min=-0.1), Constraint(-0.5, 0.5, max_norm=1.0))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "mode", "layout"), [("SGD", ASYNC, LAYOUT), ("Adam", SYNC, HALF)], ids=["async", "sync"]
+)
+def test_constraints(optimizer: str, mode: ModeSpec, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that was scaled is not scaled again when its block is done again: that would change its last bits."""
+    tensors = zip(layout.tensors, CONSTRAINTS, strict=True)
+    held = Layout(tuple(msgspec.structs.replace(t, constraint=c) for t, c in tensors))
+    check_all_deaths(monkeypatch, lambda: life(optimizer, mode, held, ema=0.9), 4, gaps)
 
 
 class AssignedLife(Life):

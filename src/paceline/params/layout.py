@@ -10,6 +10,8 @@ from functools import cached_property
 
 import msgspec
 
+from paceline.params.constraint import Constraint
+
 ALIGN_BYTES = 64  # every tensor starts, and every tensor is cut, at a multiple of this
 
 MAX_NUMEL = 1 << 48  # elements of one tensor: more than any memory
@@ -29,13 +31,15 @@ ITEM_BYTES = {
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor. `group` is the index of its optimizer parameter group (-1 when it is only carried)."""
+    """One tensor. `group` is the index of its optimizer parameter group (-1 when it is only carried); `constraint` is
+    what the ps makes it satisfy after every update."""
 
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     group: int = -1
+    constraint: Constraint | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -51,6 +55,11 @@ class TensorSpec(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         return self.numel * ITEM_BYTES[self.dtype]
+
+    @property
+    def cut_every(self) -> int:
+        """At multiples of how many elements it may be cut."""
+        return self.constraint.cut_every(self.shape, self.stride) if self.constraint is not None else 1
 
 
 class Layout(msgspec.Struct, frozen=True, dict=True):
@@ -120,6 +129,8 @@ def _is_possible(t: TensorSpec) -> bool:
         return False
     if min(t.shape, default=0) < 0 or min(t.stride, default=0) < 0 or t.numel > MAX_NUMEL:
         return False
+    if t.constraint is not None and (not t.is_trained or t.constraint.problem(t.dtype, len(t.shape))):
+        return False
     last = sum((extent - 1) * step for extent, step in zip(t.shape, t.stride, strict=True))
     return t.numel == 0 or last < t.numel
 
@@ -141,4 +152,5 @@ def difference(ours: Layout, theirs: Layout) -> list[str]:
 
 def _describe(t: TensorSpec) -> str:
     use = "carried" if not t.is_trained else f"trained in group {t.group}" if t.group else "trained"
-    return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {use}"
+    held = f" with {t.constraint}" if t.constraint is not None else ""
+    return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {use}{held}"

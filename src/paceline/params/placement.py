@@ -71,9 +71,10 @@ def place(layout: Layout, num_ps: int, rule: str) -> Plan:
 
 
 def _even_bytes(tensors: Sequence[TensorSpec], num_ps: int) -> Plan:
-    """Lay all tensors out in a row and cut the row into equal parts, at multiples of 64 bytes."""
+    """Lay all tensors out in a row and cut the row into equal parts, at multiples of 64 bytes, and where a tensor may
+    be cut."""
     total = sum(align(t.size_bytes) for t in tensors)
-    cuts = [align(total * i // num_ps) for i in range(num_ps + 1)]
+    cuts = [_allowed(tensors, align(total * i // num_ps)) for i in range(num_ps + 1)]
     shards: list[list[Piece]] = [[] for _ in range(num_ps)]
     position = 0
     for index, tensor in enumerate(tensors):
@@ -87,6 +88,19 @@ def _even_bytes(tensors: Sequence[TensorSpec], num_ps: int) -> Plan:
         position += align(tensor.size_bytes)
     sizes = tuple(high - low for low, high in pairwise(cuts))
     return Plan(tuple(tuple(s) for s in shards), sizes)
+
+
+def _allowed(tensors: Sequence[TensorSpec], cut: int) -> int:
+    """The place nearest to `cut` at which the tensor that lies there may be cut."""
+    position = 0
+    for tensor in tensors:
+        end = position + align(tensor.size_bytes)
+        if position < cut < end and tensor.cut_every > 1:
+            every = tensor.cut_every * ITEM_BYTES[tensor.dtype]
+            nearest = round((cut - position) / every) * every
+            return position + nearest if nearest < tensor.size_bytes else end
+        position = end
+    return cut
 
 
 def _round_robin(tensors: Sequence[TensorSpec], num_ps: int) -> Plan:

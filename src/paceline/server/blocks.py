@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.params.constraint import Constraint
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece
 from paceline.params.recast import Recast
 from paceline.server.optimizers import OPTIMIZERS
-from paceline.views import flat
+from paceline.views import flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 
 BLOCK_ELEMENTS = 1 << 18
@@ -61,6 +62,7 @@ class Block:
             self.vector = flat(memories.model, self.dtype, self.model_offset, self.numel)
         else:
             self.vector = flat(memories.masters, self.dtype, master.offset(self.model_offset), self.numel)
+        self.constrained = list(self._constrained(pieces))
         is_merged = self.dtype in SAME_ANYWHERE and _is_plain_loop(optimizer)
         self._use(self._merged(pieces) if is_merged else self._apart(pieces), optimizer)
 
@@ -73,6 +75,19 @@ class Block:
                 raise ProtocolError(f"a tensor of group {run.group} came with {len(members)} groups")
             members[run.group].append(parameter)
         self.optimizer = _make(spec, members)
+
+    def _constrained(self, pieces: Sequence[Piece]) -> Iterator[tuple[torch.Tensor, Constraint]]:
+        """Every piece that has a constraint, as a tensor of whole rows where that is about rows."""
+        for piece in pieces:
+            spec = self._layout.trained[piece.tensor]
+            if spec.constraint is None or not piece.numel:
+                continue
+            start = self._element(piece)
+            values = self.vector[start : start + piece.numel]
+            if spec.constraint.is_of_rows:
+                rows = piece.numel * spec.shape[0] // spec.numel
+                values = shaped(values, (rows, *spec.shape[1:]), spec.stride)
+            yield values, spec.constraint
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """This block's runs on a vector of its size: its parameters, a gradient, a sum."""
@@ -159,13 +174,15 @@ class Block:
 def cut(
     layout: Layout, pieces: Sequence[Piece], memories: Memories, master: Recast, optimizer: OptimizerSpec
 ) -> list[Block]:
-    """The blocks of a shard: long pieces cut at 2^18 elements, short neighbours of one dtype together."""
+    """The blocks of a shard: long pieces cut at 2^18 elements, or the nearest place before that at which they may be
+    cut; short neighbours of one dtype together."""
     found: list[list[Piece]] = []
     for whole in pieces:
-        dtype = layout.trained[whole.tensor].dtype
+        dtype, every = layout.trained[whole.tensor].dtype, layout.trained[whole.tensor].cut_every
         item = ITEM_BYTES[dtype]
-        for start in range(whole.start, whole.stop, BLOCK_ELEMENTS):
-            stop = min(start + BLOCK_ELEMENTS, whole.stop)
+        length = max(BLOCK_ELEMENTS // every, 1) * every
+        for start in range(whole.start, whole.stop, length):
+            stop = min(start + length, whole.stop)
             piece = Piece(whole.tensor, start, stop, whole.offset + (start - whole.start) * item)
             first = found[-1][0] if found else None
             is_near = first is not None and (piece.offset - first.offset) // item + piece.numel <= BLOCK_ELEMENTS

@@ -225,6 +225,8 @@ class Shard:
                 for parameter, gradient in zip(block.parameters, gradients, strict=True):
                     parameter.grad = gradient
                 self._step(block.optimizer)
+                for values, constraint in block.constrained:
+                    constraint.hold(values)
                 if block.dtype != block.model_dtype:
                     self._seen[index].copy_(block.vector)
                 if self._decay is not None:

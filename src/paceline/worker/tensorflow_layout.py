@@ -15,10 +15,12 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from paceline.errors import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.tensorflow_constraints import constraint_of
 
 # Keras's class -> the options that are numbers of its own, under Keras's names.
 MAPPED: dict[str, tuple[str, ...]] = {
@@ -66,9 +68,10 @@ def describe(model: Any, optimizer: Any, names: Names | None) -> tuple[Layout, d
     weights: dict[str, Weight] = {}
     for name, axes, variable in named:
         group = _group(optimizer, variable) if id(variable) in trained else -1
-        if group >= 0 and optimizer is not None:
-            _refuse_constraint(name, variable)
-        weights[name] = Weight(_spec(name, variable, axes, group), variable, axes)
+        spec = _spec(name, variable, axes, group)
+        if group >= 0:
+            spec = replace(spec, constraint=constraint_of(name, variable, axes, is_local=optimizer is None))
+        weights[name] = Weight(spec, variable, axes)
     # Widest first, so that the flat memory holds one run a dtype.
     specs = sorted((w.spec for w in weights.values()), key=lambda s: -ITEM_BYTES[s.dtype])
     return Layout(tuple(specs)), weights
@@ -107,14 +110,6 @@ def _named(model: Any, names: Names | None) -> list[tuple[str, tuple[int, ...], 
     if by_path:
         raise UsageError(f"names: say what the cluster calls {', '.join(by_path)}, too")
     return found
-
-
-def _refuse_constraint(name: str, variable: Any) -> None:
-    if variable.constraint is not None:
-        raise UsageError(
-            f"{name} has the constraint {type(variable.constraint).__name__}, which would have to run on the ps: "
-            "leave it out (`--mode local` takes it: there the optimizer runs on the worker)"
-        )
 
 
 def _spec(name: str, variable: Any, axes: tuple[int, ...], group: int) -> TensorSpec:

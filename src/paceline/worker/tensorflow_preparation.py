@@ -13,6 +13,7 @@ from paceline.errors import UsageError
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
 from paceline.worker.tensorflow import IS_TENSORFLOW, KerasTrainee, assign, tf
+from paceline.worker.tensorflow_constraints import bind
 from paceline.worker.tensorflow_data import batch_size_of, share
 from paceline.worker.tensorflow_layout import Names, Weight, describe
 from paceline.worker.tensorflow_local import LocalKerasTrainee
@@ -32,6 +33,8 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Names | 
     datasets = [o for o in objects if IS_TENSORFLOW and isinstance(o, tf.data.Dataset)]
     _check(objects, models, optimizers, datasets)
     if ctx.assignment is None:
+        for model in models:
+            bind(model.trainable_weights, is_kept=False)
         if optimizers:
             ctx.count_alone(lambda: int(optimizers[0].iterations.numpy()))
         return objects[0] if len(objects) == 1 else tuple(objects)
@@ -106,6 +109,7 @@ class _Binding:
     def convert(self) -> None:
         trainee = self.trainee
         trainee.after_step = self._ctx.stepped
+        bind([weight.variable for weight in trainee.trained], is_kept=not trainee.is_local)
         if isinstance(trainee, LocalKerasTrainee):
             trainee.follow()
         else:

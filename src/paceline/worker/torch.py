@@ -4,7 +4,7 @@ Made by `ctx.prepare`. worker/trainee has what every framework shares; here are 
 views of the arena, gradients, and what a script may do to both between two steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from paceline.worker.torch_loads import LoadHooks
 from paceline.worker.torch_overlap import Overlap
 from paceline.worker.torch_places import Places, check_alone
 from paceline.worker.torch_samples import GradientSamples
-from paceline.worker.torch_writes import DeviceWrites
+from paceline.worker.torch_writes import DeviceWrites, renormalised
 from paceline.worker.trainee import Trainee
 from paceline.worker.writes import MemoryWrites, Writes
 
@@ -156,6 +156,10 @@ class TorchTrainee(Trainee):
 
     def check_parameters(self) -> None:
         self._places.check(self._say)
+
+    def _instead_of_writing(self, indices: Sequence[int]) -> str:
+        written = [self.parameters[index] for index in indices]
+        return renormalised(self.model, written) or super()._instead_of_writing(indices)
 
     def end_first(self) -> None:
         super().end_first()

@@ -12,6 +12,7 @@ from paceline.errors import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.views import NAMES
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.torch_constraints import constraint_of
 
 SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
@@ -69,7 +70,8 @@ def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
     if tensor.dtype not in NAMES:
         raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
     stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group)
+    constraint = constraint_of(tensor) if group >= 0 else None
+    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group, constraint)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.torch import TorchTrainee
+from paceline.worker.torch_constraints import hold_after_steps
 from paceline.worker.trainee import outer_spec
 from paceline.worker.writes import Unwatched, Writes
 
@@ -60,6 +61,7 @@ class LocalTrainee(TorchTrainee):
         """Around the optimizer's own step, in which its hooks run. Hooks of ours would run twice where a subclass calls
         the step of its base, and not at all after a step that raised."""
         optimizer, base = self.optimizer, type(self.optimizer)
+        hold_after_steps(optimizer)
 
         @functools.wraps(base.step)
         def step(self_: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:

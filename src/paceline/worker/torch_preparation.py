@@ -19,6 +19,7 @@ from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
 from paceline.worker.slots import COUNTERS, WholeSlot, scatter
 from paceline.worker.torch import TorchTrainee
+from paceline.worker.torch_constraints import bind, hold_after_steps
 from paceline.worker.torch_local import LocalTrainee
 from paceline.worker.torch_optimizer import convert
 from paceline.worker.torch_position import TorchOwn
@@ -35,7 +36,7 @@ def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
     schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
     _check(objects, models, optimizers, loaders, schedulers)
     if ctx.assignment is None:
-        _prepare_alone(ctx, optimizers, loaders)
+        _prepare_alone(ctx, models, optimizers, loaders)
         return objects[0] if len(objects) == 1 else tuple(objects)
     if ctx.job == "evaluator":
         _prepare_evaluator(ctx, models, optimizers)
@@ -64,8 +65,12 @@ def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
             raise UsageError(f"the model {type(model).__name__} has no parameters to train")
 
 
-def _prepare_alone(ctx: "Context", optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]) -> None:
+def _prepare_alone(
+    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]
+) -> None:
     for optimizer in optimizers:
+        bind(optimizer, models[0] if models else None)
+        hold_after_steps(optimizer)
         optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
     for loader in loaders:
         note_epochs(loader, ctx.clock)
@@ -97,6 +102,7 @@ class _Binding:
         self._ctx = ctx
         self._optimizer = optimizer
         self.own = own
+        bind(optimizer, model)
         self.trainee = _trainee(ctx, model, optimizer)
         self._remote = _Remote(ctx, self.trainee)
 

@@ -6,6 +6,7 @@ Used by worker/torch. The digest is computed on the card, so only one number cro
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 CHUNK_WORDS = 1 << 22  # 64-bit words that are multiplied at once, which bounds the memory that a digest needs
 
@@ -38,3 +39,18 @@ class DeviceWrites:
         if not self._chunks[0].numel():
             return self._factors
         return torch.stack([(chunk * self._factors[: chunk.numel()]).sum() for chunk in self._chunks])
+
+
+def renormalised(model: nn.Module, written: Sequence[torch.Tensor]) -> str:
+    """Say what to do if one of these parameters was written by an embedding with `max_norm=` in its own forward pass;
+    empty if none was."""
+    known = {id(parameter) for parameter in written}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm and id(module.weight) in known:
+            layer = f"layer {name}" if name else "the model"
+            return (
+                f"In forward {layer}, {type(module).__name__}(…, max_norm={module.max_norm}), scales the rows that it "
+                f"looks up. Leave max_norm= out and call paceline.constrain(layer.weight, max_norm={module.max_norm}) "
+                "before prepare(): the ps then bounds the norms of all rows after every update"
+            )
+    return ""

@@ -226,9 +226,15 @@ class Trainee(ABC):
         else:
             raise UsageError(
                 f"{self._named(written)} written by the script after prepare(), before this call{script_line()}: the "
-                "other workers would not see it. Write before prepare(), or on all workers inside `with ctx.assign():` "
-                "(the chief's values count), or let the ps keep a constraint: paceline.constrain(p, min=…, max=…)"
+                f"other workers would not see it. {self._instead_of_writing(written)}"
             )
+
+    def _instead_of_writing(self, indices: Sequence[int]) -> str:
+        """What a script with several workers can do that has written these tensors."""
+        return (
+            "Write before prepare(), or on all workers inside `with ctx.assign():` (the chief's values count), or let "
+            "the ps keep a constraint: paceline.constrain(p, min=…, max=…)"
+        )
 
     def _named(self, indices: Sequence[int]) -> str:
         names = [self.layout.trained[index].name for index in indices]

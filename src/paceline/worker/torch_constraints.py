@@ -1,0 +1,83 @@
+"""Remember which PyTorch parameters have a constraint (paceline.constrain), and keep it where no ps does.
+
+Used by worker/torch_layout, which makes it a part of the layout, and, where the script's own optimizer steps (no
+cluster, mode local), by worker/torch_preparation and worker/torch_local.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from paceline.errors import UsageError
+from paceline.params.constraint import Constraint
+from paceline.worker.constraints import check
+from paceline.worker.script import script_line
+
+_constraints: Any = WeakTensorKeyDictionary()  # not on the parameters: what is saved with them must load anywhere
+_prepared: Any = WeakTensorKeyDictionary()
+
+
+def mark(parameters: Sequence[Any], constraint: Constraint) -> None:
+    """Note the constraint of all these parameters, or of none."""
+    for parameter in parameters:
+        if not isinstance(parameter, nn.Parameter):
+            raise UsageError(f"constrain() takes parameters, not a {type(parameter).__name__}{script_line()}")
+        what = f"a parameter of shape {list(parameter.shape)}"
+        check(what, constraint, str(parameter.dtype), parameter.dim())
+        before = constraint_of(parameter)
+        if before is None and parameter in _prepared:
+            raise UsageError(
+                f"constrain() of {what} comes after prepare(), when the ps have laid out what they keep: call it "
+                f"before prepare(){script_line()}"
+            )
+        if before not in (None, constraint):
+            raise UsageError(
+                f"constrain() of {what}: it has a constraint already ({before}), so say all of it in one "
+                f"call{script_line()}"
+            )
+    for parameter in parameters:
+        _constraints[parameter] = constraint
+
+
+def constraint_of(tensor: torch.Tensor) -> Constraint | None:
+    """Return the constraint of a parameter, if it has one."""
+    found: Constraint | None = _constraints.get(tensor)
+    return found
+
+
+def bind(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> None:
+    """Close the parameters to further constraints. Refuse one that would hold nothing, because this optimizer does not
+    train the parameter."""
+    trained = _parameters(optimizer)
+    known = {id(parameter) for parameter in trained}
+    for name, parameter in model.named_parameters() if model is not None else ():
+        if id(parameter) not in known and parameter in _constraints:
+            raise UsageError(
+                f"{name} has a constraint ({_constraints[parameter]}), and the optimizer does not train it: give it to "
+                "the optimizer, or constrain other parameters"
+            )
+    for each in trained:
+        _prepared[each] = True
+
+
+def hold_after_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Have the constraints hold after each step of the optimizer's own, before other hooks see the parameters."""
+    held = [(p, constraint_of(p)) for p in _parameters(optimizer)]
+    constrained = [(p, constraint) for p, constraint in held if constraint is not None]
+
+    @torch.no_grad()
+    def hold(*_: Any) -> None:
+        for parameter, constraint in constrained:
+            constraint.hold(parameter)
+
+    if constrained:
+        handle = optimizer.register_step_post_hook(hold)
+        optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups: Iterable[dict[str, Any]] = optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]

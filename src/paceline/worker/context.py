@@ -446,6 +446,7 @@ class Context:
             if self.is_chief:
                 self._trainee.assign_parameters()
             else:
+                self._trainee.lay_back()
                 self._trainee.forget_steps()
                 self._trainee.writes.remember()  # the barrier brings the chief's
         finally:

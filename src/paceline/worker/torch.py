@@ -157,6 +157,9 @@ class TorchTrainee(Trainee):
     def check_parameters(self) -> None:
         self._places.check(self._say)
 
+    def lay_back(self) -> None:
+        self._places.lay_back(self._say)
+
     def _instead_of_writing(self, indices: Sequence[int]) -> str:
         written = [self.parameters[index] for index in indices]
         return renormalised(self.model, written) or super()._instead_of_writing(indices)

@@ -73,6 +73,14 @@ class Places:
                 self._look_again(say)
                 break
 
+    def lay_back(self, say: Callable[[str], None]) -> None:
+        """Lay back what lies elsewhere and is still of its own dtype, shape and device; leave the rest to `check`."""
+        for index in self._placed:
+            parameter, view = self._parameters[index], self._views[index]
+            is_elsewhere = not parameter.is_set_to(view) or view.data_ptr() != self._addresses[index]
+            if is_elsewhere and _has_kind(parameter, view):
+                self._lay_back(index, say)
+
     def _look_again(self, say: Callable[[str], None]) -> None:
         """Refuse a model that has lost a trained parameter; say so where one has another name now (a layer that was
         wrapped by torch.compile, say)."""
@@ -91,7 +99,7 @@ class Places:
 
     def _lay_back(self, index: int, say: Callable[[str], None]) -> None:
         name, parameter, view = self._names[index], self._parameters[index], self._views[index]
-        if (parameter.dtype, parameter.shape, parameter.device) != (view.dtype, view.shape, view.device):
+        if not _has_kind(parameter, view):
             raise UsageError(
                 f"the parameter {name} is {_kind(parameter)}, and was {_kind(view)} when prepare() saw it: call "
                 f"model.to(...), model.half() and the like before prepare(); seen at optimizer.step(){script_line()}"
@@ -176,6 +184,10 @@ def _tree_of(model: nn.Module) -> list[tuple[Mapping[str, object], str, object]]
 
 def _fits(gradient: torch.Tensor, view: torch.Tensor) -> bool:
     return gradient.dtype is view.dtype and gradient.layout is torch.strided and gradient.is_same_size(view)
+
+
+def _has_kind(parameter: torch.Tensor, view: torch.Tensor) -> bool:
+    return (parameter.dtype, parameter.shape, parameter.device) == (view.dtype, view.shape, view.device)
 
 
 def _kind(tensor: torch.Tensor) -> str:

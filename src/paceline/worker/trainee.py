@@ -195,7 +195,8 @@ class Trainee(ABC):
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         self.settle()  # an answer that Ctrl+C has interrupted
-        self.keep_writes()
+        self.check_parameters()
+        self._keep_found()
         if self._is_first:
             self.end_first()
         if self.slowness is not None:
@@ -206,12 +207,19 @@ class Trainee(ABC):
     def check_parameters(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to check)
         """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
 
+    def lay_back(self) -> None:  # noqa: B027 (the same)
+        """Bind parameters again whose values lie elsewhere now. What must be refused is left to the next step: a script
+        may cast its model once it has trained."""
+
     # --- what the script writes into the parameters -----------------------------------------------------------
 
     def keep_writes(self) -> None:
         """Send what the script has written into the parameters since the last pull to the ps, or refuse it. The caller
         must have taken the last answer."""
-        self.check_parameters()
+        self.lay_back()
+        self._keep_found()
+
+    def _keep_found(self) -> None:
         written = self.writes.found()
         if not written:
             return

@@ -203,6 +203,39 @@ def test_another_constraint_is_refused_at_join() -> None:
         run_cluster(run, 2, mode="sync", wait_s=20.0)
 
 
+@pytest.mark.parametrize("ps", [0, 2])
+def test_towers_keep_what_was_prepared(ps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["script"])
+    seen = []
+
+    def run(ctx: Any) -> None:
+        model = constrained(model_of())
+        optimizer = MAKERS["Adam"](model.parameters())
+        with pytest.raises(UsageError, match=r"max_norm=0.3\), which towers\(\) does not keep: call ctx.prepare"):
+            paceline.towers(model, optimizer, devices=["/cpu:0"])
+        ctx.prepare(model, optimizer)
+        with paceline.towers(model, optimizer, devices=["/cpu:0"]) as one:
+            for step in range(STEPS):
+                one.step(lambda tower, x: tower(x).square().mean(), [(batch(0, step),)])
+        seen.append(weights(model))
+
+    def on_a_thread(ctx: Any) -> None:
+        torch.set_num_threads(1)
+        run(ctx)
+
+    if ps:
+        paceline.launch(on_a_thread, ps=ps, workers=1, save_every="none")
+    else:
+        run(paceline.init())
+    model = model_of()
+    optimizer = MAKERS["Adam"](model.parameters())
+    for step in range(STEPS):
+        gradients(model, batch(0, step))
+        optimizer.step()
+        by_hand(model)
+    assert_same(weights(model), seen[0], "towers")
+
+
 BAD: dict[str, Callable[[nn.Parameter], Any]] = {
     "min=1.0 is more than max=0.5": lambda p: paceline.constrain(p, min=1, max=0.5),
     "NaN is no bound": lambda p: paceline.constrain(p, min=float("nan")),

@@ -17,6 +17,7 @@ from paceline.ingraph import adopted
 from paceline.ingraph.elsewhere import Elsewhere
 from paceline.ingraph.mirror import Mirror
 from paceline.ingraph.replicas import trained_of
+from paceline.worker.torch_constraints import refuse_unkept
 from paceline.worker.torch_layout import SUPPORTED, group_options
 from paceline.worker.torch_optimizer import convert
 
@@ -26,6 +27,7 @@ class Resident:
 
     def __init__(self, module: nn.Module, mirror: Mirror, optimizer: torch.optim.Optimizer) -> None:
         groups = _groups(module, optimizer)
+        refuse_unkept(optimizer, "place() with an optimizer of the part's own")
         self._module = module
         self._mirror = mirror
         self._optimizer = optimizer

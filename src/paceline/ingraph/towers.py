@@ -30,6 +30,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import gpus_of, tower_on
 from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
+from paceline.worker.torch_constraints import refuse_unkept
 from paceline.worker.torch_devices import torch_device
 
 SYNC, ASYNC = "sync", "async"
@@ -93,6 +94,7 @@ class Towers:
     ) -> None:
         parsed = _checked(devices, options)
         _check_optimizer(model, optimizer)
+        refuse_unkept(optimizer, "towers()")
         self.model = model
         self.optimizer = optimizer
         self.mode = options.mode

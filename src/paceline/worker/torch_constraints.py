@@ -1,7 +1,7 @@
 """Remember which PyTorch parameters have a constraint (paceline.constrain), and keep it where no ps does.
 
 Used by worker/torch_layout, which makes it a part of the layout, and, where the script's own optimizer steps (no
-cluster, mode local), by worker/torch_preparation and worker/torch_local.
+cluster, mode local), by worker/torch_preparation and worker/torch_local; by ingraph, which refuses what it cannot keep.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,6 +61,17 @@ def bind(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> None:
             )
     for each in trained:
         _prepared[each] = True
+
+
+def refuse_unkept(optimizer: torch.optim.Optimizer, who: str) -> None:
+    """Refuse a constraint that nothing keeps, because this optimizer was not prepared."""
+    for parameter in _parameters(optimizer):
+        if parameter in _constraints and parameter not in _prepared:
+            raise UsageError(
+                f"a parameter of shape {list(parameter.shape)} has a constraint ({_constraints[parameter]}), which "
+                f"{who} does not keep: call ctx.prepare(model, optimizer) before that (without a cluster, too), or "
+                f"leave the constraint out{script_line()}"
+            )
 
 
 def hold_after_steps(optimizer: torch.optim.Optimizer) -> None:

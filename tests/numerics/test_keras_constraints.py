@@ -85,6 +85,8 @@ def test_what_a_ps_does_not_know_is_refused(k: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_wrong_arguments_are_refused(k: Any) -> None:
+    models: list[Any] = []
+
     def run(ctx: Any) -> None:
         model = model_of(k, {"min": 0.0})
         kernel, bias = model.weights[:2]
@@ -98,7 +100,10 @@ def test_wrong_arguments_are_refused(k: Any) -> None:
                 paceline.constrain(parameter, **options)
         ctx.prepare(model, k.keras.optimizers.SGD(0.1))
         paceline.constrain(kernel, min=0.0)  # as before
+        models.append(model)
         with pytest.raises(UsageError, match=r"first/bias comes after prepare\(\)"):
             paceline.constrain(bias, min=0.0)
 
     paceline.launch(run, ps=1, workers=1, save_every="none")
+    after = k.train(models[0], k.keras.optimizers.SGD(0.3), "eager", range(2))  # by Keras alone, later
+    assert after[0].min() == 0.0

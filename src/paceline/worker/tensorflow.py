@@ -24,6 +24,7 @@ from paceline.cluster.spec import Task
 from paceline.errors import PacelineError
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
+from paceline.worker.tensorflow_constraints import release
 from paceline.worker.tensorflow_gradients import Outgoing, vector
 from paceline.worker.tensorflow_layout import (
     MAPPED,
@@ -120,6 +121,10 @@ class KerasTrainee(Trainee):
 
     def find_slots(self) -> None:
         self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.trained, self._me.wire)
+
+    def close(self) -> None:
+        super().close()
+        release(weight.variable for weight in self.trained)
 
     # --- one step ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from paceline.worker.constraints import check
 from paceline.worker.preparation import is_of_keras
 from paceline.worker.script import script_line
 
-MAPPED = "NonNeg, MaxNorm, MinMaxNorm, UnitNorm"
+OF_NORMS = ("MaxNorm", "MinMaxNorm", "UnitNorm")
 
 
 class Bounds:
@@ -81,6 +81,12 @@ def bind(variables: Iterable[Any], is_kept: bool) -> None:
             variable.constraint = Kept(_original(variable))
 
 
+def release(variables: Iterable[Any]) -> None:
+    """Give variables back their own constraints, after a run."""
+    for variable in variables:
+        variable.constraint = _original(variable)
+
+
 def constraint_of(name: str, variable: Any, axes: Sequence[int], is_local: bool) -> Constraint | None:
     """Return a variable's constraint as a ps keeps it, with its axes as in the layout. One that a ps does not know is
     left to the optimizer where that runs here (`is_local`), else refused."""
@@ -97,12 +103,12 @@ def constraint_of(name: str, variable: Any, axes: Sequence[int], is_local: bool)
     if type(said).__module__.startswith("keras."):
         if kind == "NonNeg":
             return Constraint(min=0.0)
-        if kind in MAPPED:
+        if kind in OF_NORMS:
             return Constraint(norm=_range(said, [axes.index(axis) for axis in _axes(said, len(axes))]))
     if is_local:
         return None
     raise UsageError(
-        f"{name} has the constraint {kind}, which a ps does not know: use one of {MAPPED} of Keras, or "
+        f"{name} has the constraint {kind}, which a ps does not know: use NonNeg, {', '.join(OF_NORMS)} of Keras, or "
         "paceline.constrain(variable, min=…, max=…, max_norm=…) before prepare() (`--mode local` takes any: there the "
         "optimizer runs on the worker)"
     )

@@ -10,7 +10,7 @@ TEST_S ?= 600
 TEST_FULL_S ?= 1800
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full fuzz check lint pictures peers clean
+.PHONY: help demo test test-full nightly fuzz check lint pictures peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: $(STAMP) ## the test suite, under five minutes on two cores; ended after T
 test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part ended after TEST_FULL_S=1800
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and alone'
+
+nightly: ## test-full, with the training loops of accelerate, transformers and lightning
+	$(MAKE) test-full EXTRAS=$(EXTRAS),seam
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
 	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q --timeout 290 tests/fuzz

@@ -127,6 +127,9 @@ class Ledger:
         self.updates.append(gradients)
         self.epochs.append(self._service.core.state.turn)
 
+    def prepare_next(self) -> None:
+        """Copy nothing: there are no numbers to put back."""
+
 
 class SimDurable(Durable):
     """Slots have no numbers here, and outlive a ps as they are."""

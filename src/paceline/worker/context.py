@@ -58,7 +58,6 @@ class Context:
         self._alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
         self._count_alone: Callable[[], int] | None = None
         self._is_closed = False
-        self._samples = 0
         self._weight: float | None = None
         self.training_loader: Any = None  # whose batches are the samples of a push
         self._place = self.worker_index, self.num_workers
@@ -195,7 +194,7 @@ class Context:
         """Called by prepare when the cluster has started."""
         self._trainee = trainee
         trainee.own_weight = self._weight
-        self._samples = batch_size
+        trainee.batch_size = batch_size
         settings = self._require_cluster().settings
         if settings.log_device_placement:
             for line in self._placement(trainee):
@@ -244,7 +243,7 @@ class Context:
 
     def stepped(self) -> None:
         """Called by the optimizer after every step of this worker."""
-        self.clock.step(self._samples)
+        self.clock.step(self._trainee.batch_size)
         self._reporter.stepped(self.worker_index, self._trainee, self.clock.last_s)
 
     def _follow_progress(self, trainee: Any) -> None:

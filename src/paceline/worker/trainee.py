@@ -118,6 +118,7 @@ class Trainee(ABC):
         self.discarded = 0
         self.not_finite = 0
         self._not_finite_in_a_row = 0
+        self.batch_size = 0  # of the loader; 0: it does not say
         self.own_weight: float | None = None  # what the script says instead
         self._weight = 0.0
         self._sent_weight: float | None = 0.0

@@ -135,7 +135,11 @@ class Processes:
         path = f"{BIN}{os.pathsep}{plain.get('PATH', '')}"
         own = {"PATH": path, "XDG_CONFIG_HOME": str(self.folder / "config"), MARK: self._mark, "OMP_NUM_THREADS": "1"}
         own["PACELINE_LEDGER"] = "1"
-        audit = {"PYTHONPATH": str(AUDIT), "PACELINE_TEST_AUDIT": str(self.folder / "audit.txt")}
+        given = [plain["PYTHONPATH"]] if plain.get("PYTHONPATH") else []  # where the tree is not installed
+        audit = {
+            "PYTHONPATH": os.pathsep.join([str(AUDIT), *given]),
+            "PACELINE_TEST_AUDIT": str(self.folder / "audit.txt"),
+        }
         return {**plain, **own, **audit, **extra}
 
     def leave_unverified(self, reason: str) -> None:

@@ -76,6 +76,9 @@ def test_training_goes_on_and_the_end_says_what_is_missing(
     assert "Training done, but the final model could not be saved; global step 600" in run.text
     assert f"Model: {kept.relative_to(processes.folder)}, which is not the final one" in run.text
     assert "not started again: it has trained to the end" in run.text
+    for file in ("checkpoints", "logs/worker-0.log", "telemetry/worker-0.jsonl"):
+        told = [line for line in run.text.splitlines() if "cannot be written (No space left" in line and file in line]
+        assert len(told) == 1, (file, run.text)  # when it happens, and once
     assert newest(run_dir / "checkpoints") == kept and verify(kept) == []
     assert list((run_dir / "checkpoints").iterdir()) == [kept]  # nothing half done is left
     log = (run_dir / "logs" / "worker-0.log").read_text()

@@ -23,6 +23,7 @@ from paceline.launchers.entry import Program
 from paceline.launchers.here import Here, Start, Starter
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.restart import Again, Ended, Over, decide, will_repeat
+from paceline.telemetry import losses
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER
 from paceline.telemetry.sink import append
@@ -160,6 +161,11 @@ class Crew:
         for task in [task for task, due_s in self._due_s.items() if due_s <= now_s]:
             del self._due_s[task]
             self.start(task)
+
+    def losses(self) -> list[str]:
+        """What tasks could not write, a line each, since the last call."""
+        found = self._starter.losses()
+        return losses.lines(msgspec.structs.replace(each, file=closing.shown(Path(each.file))) for each in found)
 
     def close(self) -> bool:
         """The run is over, and all processes have ended; whether all that they left is in the run folder now."""

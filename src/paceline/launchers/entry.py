@@ -23,6 +23,7 @@ from paceline.cluster.discovery import Assignment, discover, encode_for_child
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ConnectionLost, PacelineError, UsageError
 from paceline.launchers.kernel import die_with
 from paceline.launchers.output import keep_printing
+from paceline.telemetry import losses
 from paceline.telemetry.lines import error_line
 from paceline.worker.exits import TOLD_BY_MESSAGE, true_error
 
@@ -58,6 +59,7 @@ def check_program(program: Program) -> None:
 def become(assignment: Assignment, program: Program | None) -> int:
     """Be this task in this process until it is over; its exit code comes back."""
     os.environ.update(encode_for_child(assignment))  # where paceline.init() in the script looks first
+    losses.begin(os.environ.pop(losses.VARIABLE, ""))  # a program that the script starts has no such descriptor
     keep_printing()
     if program is None:
         code = guarded(lambda: serve(assignment))

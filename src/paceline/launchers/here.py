@@ -19,6 +19,8 @@ from paceline.launchers.children import Children
 from paceline.launchers.entry import TENSORFLOW_THREADS, Program
 from paceline.launchers.frameworks import compiles
 from paceline.launchers.nursery import NoNursery, Nursery
+from paceline.telemetry import losses
+from paceline.telemetry.losses import Loss, Losses
 
 PATIENT = {"GOMP_SPINCOUNT": "1000"}  # threads that spin for long take the cores from other tasks' threads
 
@@ -52,6 +54,9 @@ class Starter(Protocol):
     def forget(self, task: Task) -> None:
         """The next start of this ps is an empty one."""
 
+    def losses(self) -> list[Loss]:
+        """What tasks could not write, as far as they have said so since the last call."""
+
     def close(self) -> bool:
         """The run is over, and all processes have ended; whether all that they left is in the run folder now."""
 
@@ -65,17 +70,19 @@ class Here:
         is_kept = settings.max_restarts > 0 and sys.platform == "linux"
         self._keepers = {task: keeper.Keeper(str(task)) for task in ps} if is_kept else {}
         self.children = Children(self._nursery)
+        self._losses = Losses()
 
     def start(self, start: Start) -> None:
         task, settings = start.task, start.assignment.settings
         own = {**gpus.environ_of(task, settings), **encode_for_child(start.assignment)}
         environ = {**self._environ, **own}
         keeper_of = self._keepers.get(task)
+        named = {losses.VARIABLE: self._losses.writer}
         if keeper_of is None:
-            self.children.start(task, start.program, environ, start.log)
+            self.children.start(task, start.program, environ, start.log, named)
             return
         with keeper_of.connect() as side:
-            self.children.start(task, start.program, environ, start.log, {keeper.VARIABLE: side.fileno()})
+            self.children.start(task, start.program, environ, start.log, {**named, keeper.VARIABLE: side.fileno()})
 
     def refusal(self, task: Task) -> str:
         return ""
@@ -87,7 +94,11 @@ class Here:
         if task in self._keepers:
             self._keepers[task].forget()
 
+    def losses(self) -> list[Loss]:
+        return self._losses.new()
+
     def close(self) -> bool:
+        self._losses.close()
         for each in self._keepers.values():
             each.close()
         if self._nursery is not None:

@@ -74,6 +74,7 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
         children.kill()
         children.wait_until_gone(None, patience.stop_s)
         is_whole = crew.close()
+        tell_losses(crew, failures.view)
         failures.note_all(failed(children))
         failures.view.close()
         code, error = verdict(failed(children), end)
@@ -105,10 +106,17 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
             crew.start(event.task)
         crew.start_due()
         if time.monotonic() >= due:
+            tell_losses(crew, view)
             view.update(children.codes, crew.restarts)
             due = time.monotonic() + view.period_s
     view.update(children.codes, crew.restarts)
     return End.WORKERS_ENDED
+
+
+def tell_losses(crew: Crew, view: View) -> None:
+    """What tasks could not write, when they have found out."""
+    for line in crew.losses():
+        view.say(line)
 
 
 def save_first(run: Run, children: Children, view: View) -> None:

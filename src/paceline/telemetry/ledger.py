@@ -21,6 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.telemetry import losses
+
+LOST = "this ledger ends here, and `paceline verify` can prove nothing of what follows; training goes on"
 RECORD_BYTES = 32
 GROW_RECORDS = 1 << 15
 GROW_BYTES = GROW_RECORDS * RECORD_BYTES  # a multiple of every page size: where the file is mapped from
@@ -79,10 +82,11 @@ class Ledger:
     written of something that will be done again.
     """
 
-    __slots__ = ("_at", "_base", "_file", "_memory", "is_full")
+    __slots__ = ("_at", "_base", "_file", "_memory", "_path", "is_full")
 
     def __init__(self, path: Path, position: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         end = end_of(self._file)
         start = end if position is None else min(position, end)
@@ -129,8 +133,9 @@ class Ledger:
         if self._at < GROW_BYTES:
             try:
                 _allocate(self._file, self._base + GROW_BYTES)
-            except OSError:
+            except OSError as error:
                 self.is_full = True
+                losses.tell(self._path, error, LOST)
                 _PACK(self._memory, self._at, Kind.FULL, 0, 0, 0, 0, 0, 0, 0, self.position // RECORD_BYTES + 1)
                 self._at += RECORD_BYTES
                 return False

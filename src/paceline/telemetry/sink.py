@@ -4,6 +4,8 @@ Called by the runtime of every task: an event when something happens, a tick onc
 Must never block training or raise into it: what a full disk or buffer refuses is counted, not waited for.
 """
 
+import errno
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,10 @@ from typing import BinaryIO, SupportsFloat
 
 import msgspec
 
+from paceline.telemetry import losses
 from paceline.telemetry.background import Background
+
+LOST = "its records are missing from the telemetry, and at the end perhaps from summary.json; training goes on"
 
 
 class Sink:
@@ -73,12 +78,13 @@ class _JsonLines:
         self._file: BinaryIO | None = None
 
     def write(self, line: bytes) -> None:
-        file = self._file or self._open()
         try:
+            file = self._file or self._open()
             if file.write(line) != len(line):
-                raise OSError(f"{self._path} took only a part of a line")
-        except OSError:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it took only a part of the line
+        except OSError as error:
             self._let_go()
+            losses.tell(self._path, error, LOST)
             raise
 
     def flush(self) -> None:

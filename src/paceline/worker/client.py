@@ -25,6 +25,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.telemetry import ledger as led
+from paceline.telemetry import losses
 from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
 from paceline.transport.channel import connect
@@ -479,7 +480,11 @@ class Client:
 def _ledger_of(me: Identity) -> led.Ledger | None:
     if me.ledger is None:
         return None
-    ledger = led.Ledger(me.ledger)
+    try:
+        ledger = led.Ledger(me.ledger)
+    except OSError as error:
+        losses.tell(me.ledger, error, led.LOST)
+        return None
     ledger.write(led.Kind.START, led.START_EMPTY, me.worker, me.incarnation)
     return ledger
 

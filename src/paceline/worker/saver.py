@@ -22,6 +22,7 @@ from paceline.checkpoint.store import write
 from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
+from paceline.telemetry import losses
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
@@ -34,6 +35,7 @@ ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
 NOW_POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
 NOW_TRIES = 50
+LOST = "no new checkpoint; those that were there are still there, and training goes on"
 Event = Callable[..., None]
 
 
@@ -270,6 +272,7 @@ class Saver:
             self.in_use = None  # one of this run's own takes its place
         with suppress(CheckpointError):  # what could not be removed is in nobody's way
             retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
+        losses.written(self._folder)
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",
@@ -288,5 +291,6 @@ class Saver:
             each.close()
 
     def _tell_failure(self, error: Exception) -> None:
+        losses.tell(self._folder, error, LOST)
         self._say(f"paceline: no checkpoint was written this time: {error} Training goes on.")
         self._event("checkpoint_failed", error=str(error))

@@ -292,7 +292,12 @@ class Agent:
                 beat_s = time.monotonic()
                 states = {str(task): self.children.status(task) or "" for task in self.children.running()}
                 self._speech.say(f.Beat(states))
+            self._tell_losses()
             has_more = self.folder.report(self._speech, with_large=True)
+
+    def _tell_losses(self) -> None:
+        if losses := self._here.losses():
+            self._speech.say(f.Lost(losses))
 
     def end(self, is_over: bool) -> None:
         """Nothing runs any more; what is left to tell is told, if somebody listens."""
@@ -302,6 +307,7 @@ class Agent:
         self.children.kill()
         self._until_gone(STOP_S)
         self._here.close()
+        self._tell_losses()
         self._held.release()
         if is_over:
             self.folder.finish(self._speech)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from paceline.checkpoint import read
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
@@ -32,6 +34,7 @@ from paceline.launchers.mirror import name_of, told_by, whole
 from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.restart import LOST
 from paceline.telemetry.ledgers import note_cut
+from paceline.telemetry.losses import Loss
 from paceline.telemetry.sink import append
 
 READY_S = 12.0  # it imports no torch before, and the host has just answered the same python
@@ -123,6 +126,15 @@ class Far:
     def forget(self, task: Task) -> None:
         self._begun.discard(task)
         self._hosts[self._placed[task]].say(f.Forget(task))
+
+    def losses(self) -> list[Loss]:
+        """The files' names are those on their hosts."""
+        found = []
+        for far in self._hosts.values():
+            while far.losses:
+                loss = far.losses.popleft()
+                found.append(msgspec.structs.replace(loss, file=f"{far.host.name}:{loss.file}"))
+        return found
 
     def close(self) -> bool:
         """All processes have ended: what the hosts have yet to send comes, and then their agents go."""

@@ -7,6 +7,7 @@ leave ssh behind here, nor, as its stdin ends with it, an agent there.
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import inf
@@ -22,6 +23,7 @@ from paceline.launchers.hosts import ssh
 from paceline.launchers.hosts.frames import Ready, Told
 from paceline.launchers.pieces import Piece
 from paceline.launchers.restart import LOST
+from paceline.telemetry.losses import Loss
 
 AGENT = ("-P", "-m", "paceline.launchers.hosts.agent")
 END_S = 5.0
@@ -77,6 +79,7 @@ class FarHost:
         self.has_said_over = False  # all that it had is here
         self.left: list[str] = []  # but for this
         self.is_short = False  # some of what it sent could not be kept here
+        self.losses: deque[Loss] = deque()  # files that its tasks could not write, until somebody asks
         self.why = ""  # it is lost
         self.has: set[str] = set()  # checkpoints that are there, by the hashes of their manifests
         self._begun_s = self.heard_s = self.news_s = time.monotonic()
@@ -197,6 +200,8 @@ class FarHost:
         if isinstance(message, f.News):
             self.news_s = time.monotonic()
             self._on_piece(self, message.piece)
+        elif isinstance(message, f.Lost):
+            self.losses.extend(message.losses)
         elif isinstance(message, f.Beat):
             self.states = message.states
         elif isinstance(message, f.Exited):

@@ -19,6 +19,7 @@ from paceline.errors import ProtocolError
 from paceline.launchers.entry import Program
 from paceline.launchers.mirror import PIECE_BYTES
 from paceline.launchers.pieces import Piece
+from paceline.telemetry.losses import Loss
 
 MAGIC = b"\x00paceline agent 1\n"
 LONGEST_NOISE = 64 << 10  # what a shell may say before
@@ -133,6 +134,12 @@ class News(msgspec.Struct, frozen=True, tag=True):
     piece: Piece
 
 
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """From an agent: files that its tasks could not write."""
+
+    losses: list[Loss]
+
+
 class Over(msgspec.Struct, frozen=True, tag=True):
     """The last word of an agent: everything has been sent, and nothing runs; its folder goes after another End."""
 
@@ -140,7 +147,7 @@ class Over(msgspec.Struct, frozen=True, tag=True):
 
 
 Told = Hello | Start | Signal | Forget | Put | Moved | Beat | End  # to an agent
-Heard = Ready | Refused | Exited | News | Beat | Over  # from one
+Heard = Ready | Refused | Exited | News | Lost | Beat | Over  # from one
 
 _encoder = msgspec.msgpack.Encoder()
 _told = msgspec.msgpack.Decoder(Told)

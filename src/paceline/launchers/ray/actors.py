@@ -34,6 +34,7 @@ from paceline.launchers.here import Here, Start, environ
 from paceline.launchers.hosts.syncing import sees
 from paceline.launchers.mirror import Mirror
 from paceline.launchers.pieces import Piece
+from paceline.telemetry.losses import Loss
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
@@ -91,6 +92,7 @@ class News(msgspec.Struct, frozen=True):
     code: int | None  # None: the task runs
     has_memory: bool
     batch: int = 0  # the number of the pieces that come with it
+    losses: list[Loss] = []
 
 
 class TaskActor:
@@ -189,7 +191,8 @@ class TaskActor:
             code = self._code if is_known else EXIT_CLUSTER
             if code is not None or pieces or time.monotonic() >= deadline:
                 has_memory = self._task is not None and self._here is not None and self._here.has_memory(self._task)
-                return msgspec.json.encode(News(code, has_memory, batch)), pieces
+                losses = self._here.losses() if self._here is not None else []
+                return msgspec.json.encode(News(code, has_memory, batch, losses)), pieces
 
     def _look(self) -> None:
         assert self._here is not None

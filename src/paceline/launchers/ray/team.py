@@ -10,6 +10,7 @@ start; 3. until the process has ended, its news are taken in: pieces of logs, te
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ from paceline.launchers.ray.actors import Carried, News, Order, Place, carried, 
 from paceline.launchers.ray.member import ANSWER_S, Member, Remote
 from paceline.launchers.ray.ray_cluster import sentence, why
 from paceline.telemetry.lines import ERROR
+from paceline.telemetry.losses import Loss
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 
@@ -61,6 +63,7 @@ class Team:
         self._away = away
         self._moves: dict[Task, str] = {}  # ps that are elsewhere than the cluster says
         self._keeping = threading.Lock()
+        self._losses: deque[Loss] = deque()
         self._has_told = self._has_compared = self._is_closed = False
         for member in members.values():
             if member.is_later:
@@ -95,6 +98,9 @@ class Team:
 
     def forget(self, task: Task) -> None:
         self._members[task].is_empty = True
+
+    def losses(self) -> list[Loss]:
+        return [self._losses.popleft() for _ in range(len(self._losses))]
 
     def close(self) -> bool:
         """What the actors still have of their files is taken in, and removed there; whether all of it came."""
@@ -266,6 +272,7 @@ class Team:
             news = msgspec.json.decode(told, type=News)
             self._keep(member, pieces)
             member.seen = news.batch
+            self._losses.extend(news.losses)
             if news.code is None or not pieces:
                 return news
 

@@ -1,0 +1,141 @@
+"""Say that a file cannot be written, on a way that needs no disk: a pipe to whoever started this task.
+
+A full disk loses logs and records first, so what they would say of it must not go into them. launchers/here makes the
+pipe and the launcher shows what comes; a task that was started by hand prints to its own stderr. Every file is told of
+once, and again only after it could be written meanwhile. Must never wait and never raise.
+"""
+
+import errno
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+VARIABLE = "PACELINE_LOSSES_FD"
+PIPE_BYTES = 4096  # at most so much is written in one piece
+TEXT_CHARS = 500
+NAMED = 3
+# What a file system says, and not what a mistake of ours would: full, over quota, damaged, read-only, gone, too large.
+OF_THE_DISK = (
+    errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO,
+    errno.EFBIG,
+)  # fmt: skip
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_pipe = -1
+_told: set[Path] = set()
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that could not be written; `lost`: what that means, in a sentence's end."""
+
+    file: str
+    why: str
+    lost: str
+
+
+class Losses:
+    """The launcher's end of the pipe of its tasks."""
+
+    def __init__(self) -> None:
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe_of_two()
+        self._rest = b""
+        self._last: list[Loss] = []
+        self._lock = threading.Lock()
+
+    def new(self) -> list[Loss]:
+        """What has come since the last call."""
+        with self._lock:
+            return self._new()
+
+    def _new(self) -> list[Loss]:
+        if self._reader < 0:
+            found, self._last = self._last, []
+            return found
+        with suppress(BlockingIOError):
+            while piece := os.read(self._reader, 1 << 16):
+                self._rest += piece
+        *whole, self._rest = self._rest.split(b"\n")
+        found = []
+        for line in whole:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                found.append(msgspec.json.decode(line, type=Loss))
+        return found
+
+    def close(self) -> None:
+        """No task runs any more; what the last ones have said comes with the next call of new()."""
+        with self._lock:
+            if self._reader >= 0:
+                self._last = self._new()
+                os.close(self._reader)
+                os.close(self.writer)
+                self._reader = -1
+
+
+def begin(number: str) -> None:
+    """In a task: take over the pipe that it was started with, which programs that it starts itself do not get."""
+    global _pipe
+    if number.isdecimal():
+        _pipe = int(number)
+        with suppress(OSError):
+            os.set_inheritable(_pipe, False)
+
+
+def tell(file: Path | str, error: BaseException, lost: str) -> None:
+    """Say it, unless it was said of this file already."""
+    path = Path(file)
+    if path in _told:
+        return
+    _told.add(path)
+    loss = Loss(file=str(path), why=reason(error)[:TEXT_CHARS], lost=lost[:TEXT_CHARS])
+    with suppress(OSError, ValueError):
+        line = msgspec.json.encode(loss) + b"\n"
+        if _pipe >= 0 and len(line) <= PIPE_BYTES:
+            os.write(_pipe, line)
+        elif _pipe < 0 and sys.__stderr__ is not None:
+            print("\n".join(lines([loss])), file=sys.__stderr__, flush=True)
+
+
+def written(file: Path | str) -> None:
+    """This one could be written: the next time it cannot be is news."""
+    _told.discard(Path(file))
+
+
+def reason(error: BaseException) -> str:
+    """Why, in the system's words where it is the system's error.
+
+    >>> reason(OSError(28, "No space left on device", "/x"))
+    'No space left on device'
+    """
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+
+
+def lines(losses: Iterable[Loss]) -> list[str]:
+    """A line for each reason and consequence, with the files that they are the same for.
+
+    >>> lines([Loss(file=f"w-{n}.log", why="Disk full", lost="what is printed is lost") for n in (0, 1)])
+    ['paceline: w-0.log, w-1.log cannot be written (Disk full): what is printed is lost']
+    """
+    files: dict[tuple[str, str], list[str]] = {}
+    for loss in losses:
+        files.setdefault((loss.why, loss.lost), []).append(loss.file)
+    told = []
+    for (why, lost), names in files.items():
+        named = ", ".join(sorted(set(names))[:NAMED])
+        more = f" and {len(set(names)) - NAMED} more" if len(set(names)) > NAMED else ""
+        told.append(f"paceline: {named}{more} cannot be written ({why}): {lost}")
+    return told
+
+
+def _pipe_of_two() -> tuple[int, int]:
+    """Where there is no pipe2."""
+    ends = os.pipe()
+    for end in ends:
+        fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)
+    return ends

@@ -35,6 +35,7 @@ from paceline.checkpoint.tensors import Entry, entries
 from paceline.errors import CheckpointError
 
 Warn = Callable[[str], None]
+TOLD = 4  # damaged checkpoints that an error names
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,16 +127,22 @@ def load_newest(folder: Path, warn: Warn | None = None) -> Loaded | None:
     """The newest checkpoint whose every hash is right, loaded. None when there is none; when all are damaged that is a
     CheckpointError, for whoever goes on without them should have said so."""
     newest(folder, warn)  # says what is incomplete
+    problems = []
     found = find(folder)
     for each in found:
         try:
             if each.is_complete:
                 return _load(each.path)
+            problems.append(f"{each.path.name} ({each.problem.rstrip('.')})")
         except CheckpointError as error:
+            problems.append(f"{each.path.name} ({str(error).rstrip('.')})")
             if warn:
                 warn(_skipped(each.path, str(error)))
+    if len(found) == 1:
+        raise CheckpointError(f"The only checkpoint in {folder} is damaged: {problems[0]}.")
     if found:
-        raise CheckpointError(f"No checkpoint in {folder} can be used: all {len(found)} are damaged.")
+        told = ", ".join([*problems[:TOLD], *(["…"] if len(problems) > TOLD else [])])
+        raise CheckpointError(f"No checkpoint in {folder} can be used: all {len(found)} are damaged: {told}.")
     return None
 
 

@@ -6,13 +6,11 @@ Called by `paceline run` and `paceline demo`. Must never make or start anything 
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
-from paceline.checkpoint import read
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
 from paceline.cluster.cores import usable_cores
 from paceline.cluster.secret import INSECURE
@@ -21,6 +19,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
 from paceline.launchers import closing, descriptors, gpus, plain, ports, resuming
+from paceline.launchers import resumption as resumptions
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.folders import put_aside, write_json
@@ -44,10 +43,11 @@ def run(request: Request, patience: Patience | None = None) -> int:
     """Run a cluster on this host to its end; the exit code comes back."""
     with ports.Reserved() as reserved:
         cluster = checked_cluster(request, reserved)
+        request, told = with_checkpoint(request)
         paths = folder_of(request)
         with held(paths):
             made = make_folder(request, cluster, paths)
-            announce(made)
+            announce(made, told)
             reserved.before_start()
             begin = plain.supervise if made.settings.plain else supervise
             return begin(made, patience or Patience())
@@ -57,8 +57,9 @@ def dry_run(request: Request) -> int:
     """Print what run() would start, and start nothing."""
     with ports.Reserved() as reserved:
         cluster = checked_cluster(request, reserved)
+    request, told = with_checkpoint(request)
     settings = request.settings
-    print("\n".join(cluster_lines(cluster)))
+    print("\n".join([*cluster_lines(cluster), *told]))
     if settings.plain:
         print("\n".join(plain.commands(request.program, cluster)))
         print("Dry run: nothing was started.")
@@ -67,19 +68,6 @@ def dry_run(request: Request) -> int:
     print("\n".join([*notes(settings, cluster), f"OMP_NUM_THREADS={threads(settings, cluster)} in every task"]))
     print("Dry run: nothing was started.")
     return EXIT_OK
-
-
-def check_resume(resume: str) -> None:
-    """Refuse a checkpoint that is not there before anything is made; its bytes are checked by whoever loads it."""
-    if resume in ("auto", "none"):
-        return
-    path = Path(resume)
-    if not resume or not path.is_dir():
-        raise UsageError(
-            f"--resume {resume!r}: there is no such folder; give a checkpoint, a run folder, auto or none."
-        )
-    if read.named(path) is None:
-        raise UsageError(f"--resume {resume}: there is no whole checkpoint in {read.folder_in(path)}.")
 
 
 def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
@@ -98,8 +86,13 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
         if not isinstance(given, int):
             ports.check_free(given)
     check_folder(request)
-    check_resume(request.settings.resume)
     return cluster
+
+
+def with_checkpoint(request: Request) -> tuple[Request, list[str]]:
+    """The request, which names a whole checkpoint if it names one, and what to say of that; nothing has been made."""
+    resumption = resumptions.check(request.settings, request.run_dir)
+    return msgspec.structs.replace(request, settings=resumption.settings), resumption.lines
 
 
 def check_folder(request: Request) -> None:
@@ -201,9 +194,9 @@ def threads(settings: Settings, cluster: ClusterSpec) -> str:
     return os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_workers))
 
 
-def announce(run: Run) -> None:
-    """The first lines: the run folder and the cluster."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
+def announce(run: Run, told: Sequence[str]) -> None:
+    """The first lines: the run folder, the cluster, and what is `told` of a checkpoint that is resumed."""
+    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *told]
     lines += notes(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join([*lines, f"OMP_NUM_THREADS={run.threads} in every task"]), flush=True)
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from paceline.checkpoint.read import Loaded, load_newest
+from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.cluster.discovery import Assignment, visible_cards
 from paceline.cluster.moved import Whereabouts
 from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
@@ -23,14 +24,13 @@ from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.steps import StepClock
 from paceline.wire import messages as m
-from paceline.worker import injection, restoring, slowness
+from paceline.worker import injection, slowness
 from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
 from paceline.worker.link import ClosedAlready
 from paceline.worker.position import Count, Progress, whole
 from paceline.worker.reporting import Reporter
-from paceline.worker.restoring import AUTO, NONE
 from paceline.worker.rewinding import Rewinder
 from paceline.worker.saver import Saver
 from paceline.worker.script import script_line
@@ -278,7 +278,7 @@ class Context:
         paths, resume = self._paths(), self._require_cluster().settings.resume
         newest = load_newest(paths.checkpoints, self._say) if paths is not None else None
         if newest is None and resume not in (AUTO, NONE):
-            return restoring.find(resume, None, self._say)
+            return requested(resume, None, self._say)
         return newest
 
     def _make_saver(self) -> Saver | None:

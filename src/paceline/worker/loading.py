@@ -7,9 +7,9 @@ has no torch, and a torch process no TensorFlow.
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.request import at
 from paceline.errors import UsageError
 from paceline.worker.preparation import is_of_keras
-from paceline.worker.restoring import find_at
 
 
 def load_checkpoint(
@@ -24,7 +24,7 @@ def load_checkpoint(
     is_keras = is_of_keras(type(model))
     if names is not None and not is_keras:
         raise UsageError("names= is for Keras models: it says what their weights are called in the checkpoint")
-    loaded = find_at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "a checkpoint or a run folder")
+    loaded = at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "give a checkpoint or a run folder")
     if ema and loaded.averages is None:
         raise UsageError(f"{loaded.path} holds no averaged parameters: the run was not started with --ema.")
     tensors = {**loaded.model, **((loaded.averages or {}) if ema else {})}

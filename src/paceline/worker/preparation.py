@@ -7,13 +7,15 @@ Must never import a framework itself: a TensorFlow worker has no torch, and a to
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.checkpoint.read import Loaded
+from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.cluster.membership import first_incarnation
 from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.link import ClosedAlready
-from paceline.worker.restoring import AUTO, Restored, find
+from paceline.worker.restoring import Restored
 from paceline.worker.trainee import Trainee
 
 if TYPE_CHECKING:
@@ -143,9 +145,7 @@ class FirstValues:
         ctx, trainee = self._ctx, self._trainee
         assert ctx.assignment is not None
         settings = ctx.assignment.settings
-        folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
-        is_again = ctx.assignment.source == "launcher" and ctx.assignment.incarnation >= first_incarnation(2)
-        loaded = find(settings.resume if not (is_again and folder) else AUTO, folder, ctx.say)
+        loaded = self._loaded()
         if loaded is None:
             return
         self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, trainee.is_local)
@@ -158,6 +158,20 @@ class FirstValues:
             ctx.say(f"This start's flags say mode {settings.mode_spec}: that holds, not the checkpoint's {state.mode}")
         if not restored.has_slots:
             ctx.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
+
+    def _loaded(self) -> Loaded | None:
+        """What `--resume` names; if this chief is started again, and the run has checkpoints by now, the newest."""
+        ctx = self._ctx
+        assert ctx.assignment is not None
+        settings = ctx.assignment.settings
+        folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
+        is_again = ctx.assignment.source == "launcher" and ctx.assignment.incarnation >= first_incarnation(2)
+        loaded = requested(AUTO, folder, ctx.say) if is_again and folder is not None else None
+        if loaded is None:
+            loaded = requested(settings.resume, folder, ctx.say)
+        if loaded is None and (is_again or settings.resume != NONE):
+            ctx.say(f"Nothing to resume in {folder}: training starts at step 0")
+        return loaded
 
     def send_rest(self) -> None:
         """After every ps has its parameters: what the optimizer remembers, and averages."""

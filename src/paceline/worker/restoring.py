@@ -4,52 +4,21 @@ Called by the chief before it initialises the ps, and when a ps came back withou
 Independent of how many ps and workers wrote it. Refuses, with a list of what differs, what is not this model's.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.checkpoint import read
 from paceline.checkpoint.read import Loaded
 from paceline.checkpoint.state import State, WorkerState
 from paceline.checkpoint.tensors import RAW, Entry
-from paceline.errors import Refused, UsageError
+from paceline.errors import UsageError
 from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.params.placement import Plan
 from paceline.wire import messages as m
 from paceline.worker.slots import COUNTERS, Asked, Slots, WholeSlot, scatter
 
-AUTO, NONE = "auto", "none"
 RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch"
-
-
-def find(resume: str, checkpoints: Path | None, say: Callable[[str], None]) -> Loaded | None:
-    """What `--resume` means: auto is the newest whole checkpoint of the run folder, or none; a path must be one."""
-    if resume == NONE:
-        return None
-    if resume == AUTO:
-        if checkpoints is None:
-            raise UsageError("--resume auto looks into the run folder, and this run has none: give --run-dir.")
-        found = read.load_newest(checkpoints, say)
-        if found is None:
-            say(f"Nothing to resume in {checkpoints}: training starts at step 0")
-        return found
-    return find_at(Path(resume), say, f"--resume {resume}", "a checkpoint, a run folder, auto or none")
-
-
-def find_at(path: Path, say: Callable[[str], None], asked: str, choices: str) -> Loaded:
-    """The checkpoint at a path, or the newest whole one of the run folder there. A refusal begins with what was
-    `asked`, and names the `choices`."""
-    if not path.is_dir():
-        raise UsageError(f"{asked}: there is no such folder; give {choices}.")
-    if (path / "MANIFEST.json").exists():
-        return read.load(path)
-    inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = read.load_newest(inside, say)
-    if found is None:
-        raise UsageError(f"{asked}: there is no whole checkpoint in {inside}.")
-    return found
 
 
 class Restored:
@@ -66,7 +35,7 @@ class Restored:
         was_local = loaded.state.mode.name == "local"
         self.has_slots = was_local == is_local
         if self.has_slots and loaded.state.optimizer != optimizer:
-            raise Refused(
+            raise UsageError(
                 f"the checkpoint {loaded.path} was written by {loaded.state.optimizer}, and this script's optimizer is "
                 f"{optimizer}: their states have nothing to do with each other"
             )
@@ -129,7 +98,9 @@ class Restored:
             is_scalar = entry.shape == () and (spec.shape != () or slot in COUNTERS)
             like = TensorSpec(spec.name, spec.shape, spec.stride, entry.dtype, spec.group)
             if not is_scalar and entry.shape != spec.shape:
-                raise Refused(f"the checkpoint {self.path} has {name} as {list(entry.shape)}, not {list(spec.shape)}")
+                raise UsageError(
+                    f"the checkpoint {self.path} has {name} as {list(entry.shape)}, not {list(spec.shape)}"
+                )
             data = bytearray(entry.data) if is_scalar else bytearray(in_storage_order(like, entry))
             slots.setdefault(index, {})[slot] = WholeSlot(entry.dtype, is_scalar, data)
         return slots
@@ -181,7 +152,7 @@ def _refuse_other_model(loaded: Loaded, layout: Layout) -> None:
     known = {spec.name for spec in layout.tensors}
     lines += [f"+ {name}: only in the checkpoint" for name in loaded.model if name not in known]
     if lines:
-        raise Refused(f"the checkpoint {loaded.path} is of another model:\n" + "\n".join(sorted(lines)))
+        raise UsageError(f"the checkpoint {loaded.path} is of another model:\n" + "\n".join(sorted(lines)))
 
 
 def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:

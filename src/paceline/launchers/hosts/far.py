@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.checkpoint import read
+from paceline.checkpoint.request import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
@@ -215,7 +216,7 @@ class Far:
         assert far.ready is not None
         if far.ready.is_shared:
             return ""
-        newest = read.newest(self._run.paths.checkpoints)
+        newest = newest_whole(self._run.paths.checkpoints)
         if newest is not None:
             self._bring(far, newest)
         resume = self._run.settings.resume

@@ -55,6 +55,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
 def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int:
     """Run a cluster on these hosts to its end; the exit code comes back."""
     placed = checked(request, hosts)  # 1
+    request, resumed = local.with_checkpoint(request)
     report = preflight.of_run(without_folders(placed) if hosts.sync_code else placed)  # 2
     report.check()
     cluster = report.cluster(placed)
@@ -91,18 +92,19 @@ def run(request: Request, hosts: Hosts, patience: Patience | None = None) -> int
             write_failure(made.settings, made.cluster, paths, str(error))
             raise
         local.write_cluster(made, {task: runs_on(made, task, host, ready) for task, host in placed.items()})
-        announce(made, placed, ready, report)
+        announce(made, placed, ready, report, resumed)
         return supervise(made, patience or Patience(), far)  # 5
 
 
 def dry_run(request: Request, hosts: Hosts) -> int:
     """Print which task would go where, and ask no host anything."""
     placed = checked(request, hosts)
+    request, resumed = local.with_checkpoint(request)
     settings = request.settings
     for host in hosts.named:
         print(f"{host.name}: {names(tasks_on(placed, host), settings.started_workers) or 'no task'}")
     print(f"mode {settings.mode_spec}, placement {settings.placement}, lane {settings.lane}, data {settings.data}")
-    print("Dry run: no host was asked, and nothing was started.")
+    print("\n".join([*resumed, "Dry run: no host was asked, and nothing was started."]))
     return EXIT_OK
 
 
@@ -123,7 +125,6 @@ def checked(request: Request, hosts: Hosts) -> Placed:
     if request.settings.tls:
         check_can_make()
     local.check_folder(request)
-    local.check_resume(request.settings.resume)
     return {task: in_folder(host) for task, host in placed.items()}
 
 
@@ -229,9 +230,9 @@ def runs_on(run: Run, task: Task, host: Host, ready: Mapping[str, Ready]) -> dic
     return {"host": host.name, "threads": told.threads, "device": device}
 
 
-def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report) -> None:
-    """The first lines: the run folder, the cluster, and who is where."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
+def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report, resumed: Sequence[str]) -> None:
+    """The first lines: the run folder, the cluster, what is resumed, and who is where."""
+    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *resumed]
     for name, told in ready.items():
         tasks = [task for task, host in placed.items() if host.name == name]
         where = "this run folder" if told.is_shared else f"{told.run_dir} meanwhile"

@@ -71,6 +71,7 @@ class OnRay(msgspec.Struct, frozen=True, kw_only=True):
 def run(request: local.Request, how: OnRay) -> int:
     """Run a cluster on Ray to its end; the exit code comes back."""
     wish = checked(request, how)
+    request, resumed = local.with_checkpoint(request)
     asked = bundles(wish)
     where = find(how.on, os.environ)
     shipped, folder = packed(request.program)
@@ -84,7 +85,7 @@ def run(request: local.Request, how: OnRay) -> int:
                 actors.make(task, place)
             host = "" if where.address else LOOPBACK
             settle(ray, actors.members, host)
-            return supervised(actors, how, Away(program=shipped, host=host), asked.later)
+            return supervised(actors, how, Away(program=shipped, host=host), asked.later, resumed)
 
 
 def own_cpus(asked: Bundles, wish: Wish) -> int:
@@ -111,12 +112,13 @@ def check_memory(wish: Wish, memory_mb: float) -> None:
 def dry_run(request: local.Request, how: OnRay) -> int:
     """Print what run() would ask Ray for, and start nothing."""
     asked = bundles(checked(request, how))
+    resumed = local.with_checkpoint(request)[1]
     print(f"Asks Ray for {told(asked.wanted)}, spread over its machines")
     for task, place in asked.of.items():
         print(f"{task} in bundle {place}")
     if asked.later:
         print(f"{', '.join(map(str, asked.later))}: when there is room")
-    print("Dry run: nothing was started.")
+    print("\n".join([*resumed, "Dry run: nothing was started."]))
     return EXIT_OK
 
 
@@ -144,7 +146,6 @@ def checked(request: local.Request, how: OnRay) -> Wish:
     if settings.tls:
         check_can_make()
     local.check_folder(request)
-    local.check_resume(settings.resume)
     return wish
 
 
@@ -308,7 +309,7 @@ def settle(ray: Any, members: Mapping[Task, Member], host: str) -> None:
         check_version(member.place)
 
 
-def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) -> int:
+def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task], resumed: Sequence[str]) -> int:
     """5. and 6. The run folder, and the run."""
     request = actors.request
     places = {task: member.place for task, member in actors.members.items() if member.place is not None}
@@ -317,7 +318,7 @@ def supervised(actors: Actors, how: OnRay, away: Away, later: Sequence[Task]) ->
     paths = local.folder_of(request)
     with local.held(paths), token_in(paths.root) as token:
         run = make_folder(request, how, cluster, paths, places)
-        announce(run, places)
+        announce(run, places, resumed)
         for task in later:
             actors.make(task)
         team = Team(actors.ray, run, actors.members, msgspec.structs.replace(away, token=token))
@@ -345,9 +346,9 @@ def on_machine(task: Task, place: Place, threads: str) -> dict[str, str]:
     return {"host": place.machine, "threads": threads, **cards}
 
 
-def announce(run: Run, places: Mapping[Task, Place]) -> None:
-    """The first lines: the run folder, the cluster, and who is where."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster)]
+def announce(run: Run, places: Mapping[Task, Place], resumed: Sequence[str]) -> None:
+    """The first lines: the run folder, the cluster, what is resumed, and who is where."""
+    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *resumed]
     by_machine: dict[str, list[str]] = {}
     for task, place in places.items():
         by_machine.setdefault(f"{place.machine} ({place.host})", []).append(str(task))

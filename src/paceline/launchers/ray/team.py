@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from paceline.checkpoint import read
+from paceline.checkpoint.request import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
@@ -344,6 +345,6 @@ def check_version(place: Place) -> None:
 
 def resumed(resume: str, own: Path) -> Path | None:
     """The checkpoint to go on from: the run's newest, else what --resume names."""
-    if (newest := read.newest(own)) is not None or resume in ("auto", "none"):
+    if (newest := newest_whole(own)) is not None or resume in ("auto", "none"):
         return newest
     return read.named(Path(resume))

@@ -1,10 +1,12 @@
 """worker/data: who takes which batches. Shares are disjoint, complete, the same for the same seed; one worker sees
 exactly what it would see alone."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import (
@@ -323,3 +325,37 @@ def test_the_batch_size_a_loader_tells() -> None:
     assert batch_size_of(DataLoader(Numbers(9), batch_sampler=BatchSampler(Backwards(9), 4, False))) == 4
     assert batch_size_of(DataLoader(Numbers(9), batch_sampler=[[0], [1, 2]])) == 0
     assert batch_size_of(DataLoader(Numbers(9), batch_size=None)) == 0
+
+
+def test_what_a_sampler_draws_is_the_same_for_all_workers_and_not_taken_from_the_script() -> None:
+    """A sampler that draws in the middle, too, from each of the global generators."""
+
+    class Draws(Sampler[int]):
+        def __len__(self) -> int:
+            return 12
+
+        def __iter__(self) -> Iterator[int]:
+            left = torch.randperm(12).tolist()
+            while left:
+                yield left.pop((random.randrange(12) + numpy.random.randint(12)) % len(left))
+
+    for sampler in (Draws, lambda: WeightedRandomSampler([1.0] * 12, 12, replacement=False)):
+        loaders = shares(lambda sampler=sampler: DataLoader(Numbers(12), 2, sampler=sampler()), 3)
+        orders = []
+        for epoch in range(3):
+            taken = []
+            for number, each in enumerate(loaders):
+                seed_all(number + 10 * epoch)
+                wanted = torch.rand(1).item(), random.random(), numpy.random.rand()
+                seed_all(number + 10 * epoch)
+                taken.append(list(each.batch_sampler))
+                assert (torch.rand(1).item(), random.random(), numpy.random.rand()) == wanted
+            assert sorted(i for each in taken for batch in each for i in batch) == list(range(12))
+            orders.append(taken)
+        assert orders[0] != orders[1] != orders[2]
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)

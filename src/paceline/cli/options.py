@@ -90,6 +90,10 @@ Slow = Annotated[
 Placement = Annotated[str, typer.Option("--placement", help="What lies where: bytes, round_robin or greedy.")]
 Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm, tcp or grpc (an extra).")]
 Data = Annotated[str, typer.Option("--data", help="shard: share the set out; full: every worker sees all of it.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="S", help="Seed the scripts' random numbers, each worker's with one of its own."),
+]
 PsHosts = Annotated[str | None, typer.Option("--ps_hosts", metavar="HOST:PORT,…", help="Addresses of job ps.")]
 WorkerHosts = Annotated[
     str | None, typer.Option("--worker_hosts", metavar="HOST:PORT,…", help="Addresses of job worker.")
@@ -205,6 +209,7 @@ SHARED: dict[str, object] = {
     "placement": Placement,
     "lane": Lane,
     "data": Data,
+    "seed": Seed,
     "save_every": SaveEvery,
     "keep": Keep,
     "resume": Resume,

@@ -44,7 +44,7 @@ At = Annotated[
         help="A ps that is started elsewhere than --ps_hosts says: where. The others find it by the run folder.",
     ),
 ]
-NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers", "at")
+NOT_FOR_DISCOVERY = ("script", "args", "module", "version", "join", "workers", "at", "seed")
 WITH_JOIN = ("join", "task_index", "script", "args", "module")
 
 
@@ -82,6 +82,7 @@ def serve(
             "starts several tasks at once; `paceline env` shows what was looked at."
         )
     check_room(ctx.params, len(assignment.cluster.workers))
+    assignment = seeded(assignment, ctx.params)
     if at is not None:
         assignment = moved_to(assignment, at)
     if assignment.task.job == "ps":
@@ -92,6 +93,15 @@ def serve(
         raise UsageError(f"{assignment.task} needs a script: add it at the end of the command.")
     entry.check_program(given)
     raise typer.Exit(entry.become(assignment, given))
+
+
+def seeded(assignment: "Assignment", params: Mapping[str, object]) -> "Assignment":
+    """The same task with --seed, which is not read from a script's own arguments."""
+    from paceline.cluster.validate import check
+
+    settings = msgspec.structs.replace(assignment.settings, seed=params["seed"])
+    check(settings, assignment.cluster)
+    return msgspec.structs.replace(assignment, settings=settings)
 
 
 def moved_to(assignment: "Assignment", at: str) -> "Assignment":

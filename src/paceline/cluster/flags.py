@@ -13,7 +13,8 @@ from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
 
 CLUSTER_FLAGS = ("job_name", "task_index", "ps_hosts", "worker_hosts", "chief_hosts")
-_TYPES = {f.name: f.type for f in msgspec.structs.fields(Settings) if f.name not in ("run_id", "plain")}
+_NOT_READ = ("run_id", "plain", "seed")  # --seed is often the script's own, which seeds itself then
+_TYPES = {f.name: f.type for f in msgspec.structs.fields(Settings) if f.name not in _NOT_READ}
 _SWITCHES = frozenset(n for n, kind in _TYPES.items() if kind is bool)
 _WHOLES = tuple(n for n, kind in _TYPES.items() if kind in (int, int | None))
 _NUMBERS = tuple(n for n, kind in _TYPES.items() if kind in (float, float | None))

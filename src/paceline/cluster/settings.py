@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     placement: str = "bytes"
     lane: str = "auto"
     data: str = "shard"
+    seed: int | None = None  # of the scripts' random numbers; each worker gets one of its own, derived from it
     log_every: int = 0  # 0: a few lines a second; N: every N-th step
     log_device_placement: bool = False
     worker_device: str = ""  # /gpu:0,/gpu:1 in turn, or /job:worker/task:1/cpu:0; "": a share of the host's cards

@@ -38,6 +38,7 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _check_mode(settings, len(cluster.workers))
     _check_counts(settings, len(cluster.workers))
     _check_slow(settings.slow, cluster)
+    _check_seed(settings.seed)
     pinning.check(settings, cluster)
     check_ops(settings)
     chaos.check(settings.chaos, settings.lane, cluster)
@@ -143,6 +144,11 @@ def _check_counts(settings: Settings, num_workers: int) -> None:
         raise UsageError(
             f"--min-workers is {settings.min_workers}; it must be between 1 and the {num_workers} workers."
         )
+
+
+def _check_seed(seed: int | None) -> None:
+    if seed is not None and not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed is {seed}; use a whole number from 0 to {(1 << 32) - 1}, which every library takes.")
 
 
 def _check_stall(settings: Settings) -> None:

@@ -23,6 +23,7 @@ from paceline.cluster.discovery import Assignment, discover, encode_for_child
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ConnectionLost, PacelineError, UsageError
 from paceline.launchers.kernel import die_with
 from paceline.launchers.output import keep_printing
+from paceline.launchers.seeding import seed_task
 from paceline.telemetry import losses
 from paceline.telemetry.lines import error_line
 from paceline.worker.exits import TOLD_BY_MESSAGE, true_error
@@ -64,6 +65,7 @@ def become(assignment: Assignment, program: Program | None) -> int:
     if program is None:
         code = guarded(lambda: serve(assignment))
     else:
+        seed_task(assignment)
         code = guarded(lambda: execute(program))
         closing = guarded(lambda: close(code))
         code = code or closing

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
-from paceline.launchers import entry
+from paceline.launchers import entry, seeding
 from paceline.launchers.kernel import die_with, show_as
 
 LOG, NULL = 0, 1  # the first descriptors of a request; the named ones follow
@@ -129,8 +129,7 @@ def begin(birth: Birth, descriptors: Sequence[int]) -> None:
     os.chdir(birth.cwd)
     show_as(birth.title)
     multiprocessing.current_process().authkey = os.urandom(32)
-    if "numpy" in sys.modules:  # random reseeds itself after a fork; torch begins with the same seed everywhere
-        sys.modules["numpy"].random.seed()
+    seeding.unlike_parent()
 
 
 if __name__ == "__main__":

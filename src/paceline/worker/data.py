@@ -3,7 +3,7 @@
 Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
+from paceline.worker import torch_rng
 from paceline.worker.position import Progress
 from paceline.worker.torch_batch_sizes import sized_indices, sizes_of
 from paceline.worker.torch_samples import GradientSamples
@@ -77,9 +78,12 @@ class SharedBatches:
 
 
 class EveryNth:
-    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers."""
+    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers: what it draws from
+    the global generators is, and is not taken from those of the script."""
 
-    def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None) -> None:
+    def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None, seed: int = 0) -> None:
+        self.epoch = 0
+        self._seed = seed
         self._batches = batches
         self._worker = worker
         self._num_workers = num_workers
@@ -93,7 +97,9 @@ class EveryNth:
             self._worker, self._num_workers = self._place()
         count = 0
         kept: list[Sequence[int]] = []
-        for batch in self._batches:
+        drawn = drawing(self._batches, torch_rng.Apart(self._seed + self.epoch))
+        self.epoch += 1
+        for batch in drawn:
             if count < self._num_workers:
                 kept.append(batch)
             if count % self._num_workers == self._worker:
@@ -102,6 +108,18 @@ class EveryNth:
         in_last_round = count % self._num_workers  # so many workers have a batch in the round that is not full
         if 0 < in_last_round <= self._worker:
             yield kept[(self._worker - in_last_round) % len(kept)]
+
+
+def drawing(batches: Iterable[Sequence[int]], apart: torch_rng.Apart) -> Iterator[Sequence[int]]:
+    """Yield the batches, each drawn from the generators that are apart."""
+    with apart:
+        iterator = iter(batches)
+    while True:
+        with apart:
+            batch = next(iterator, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def share(
@@ -130,8 +148,11 @@ def share(
         size = len(sampler)  # type: ignore[arg-type]
         batches = SharedBatches(size, loader.batch_size, shuffle, worker, num_workers, seed, loader.drop_last, place)
     else:
-        say("paceline: a sampler of your own is shared out batch by batch: it must give all workers the same order")
-        batches = EveryNth(loader.batch_sampler, worker, num_workers, place)
+        say(
+            "paceline: a sampler of your own is shared out batch by batch: it must give all workers the same order. "
+            "What it draws from the global generators is the same for all; give one of your own the same seed"
+        )
+        batches = EveryNth(loader.batch_sampler, worker, num_workers, place, seed)
     return _with_batches(loader, batches)
 
 
@@ -194,10 +215,14 @@ def note_epochs(
 
 def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
     """The loader's own iterator: of a new pass, or of the one that was under way, behind the batches taken from it."""
-    shared = loader.batch_sampler if isinstance(loader.batch_sampler, SharedBatches) else None
-    resumed = progress.begin_pass(shared.epoch if shared is not None else None)
+    batches_of = loader.batch_sampler
+    counting = batches_of if isinstance(batches_of, SharedBatches | EveryNth) else None
+    shared = batches_of if isinstance(batches_of, SharedBatches) else None
+    resumed = progress.begin_pass(counting.epoch if counting is not None else None)
+    if resumed is not None and counting is not None:
+        counting.epoch = resumed.passes
     if resumed is not None and shared is not None:
-        shared.epoch, shared.skip = resumed.passes, resumed.batch
+        shared.skip = resumed.batch
     if resumed is None or not (resumed.start or resumed.batch):
         return base.__iter__(loader)
     now = progress.own.capture()

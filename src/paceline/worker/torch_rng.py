@@ -7,6 +7,7 @@ Bytes only: nothing that could be run comes back from a checkpoint, and a state 
 import random
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ _NUMPY = struct.Struct("<i?d")  # position, whether a second gauss number waits,
 WORDS = 624
 
 Generators = Mapping[str, torch.Generator]  # beside the global ones: a loader's, a sampler's
+_States = tuple[torch.Tensor, dict[str, Any], tuple[Any, ...]]
 Rng = dict[str, bytes]  # a generator's name -> its state
 
 
@@ -51,6 +53,40 @@ def restore(states: Mapping[str, bytes], own: Generators) -> None:
                     torch.cuda.set_rng_state(_tensor(state), index)
     except (ValueError, RuntimeError, TypeError, struct.error) as error:
         raise CheckpointError(f"a random generator's state in the checkpoint is not one: {error}.") from error
+
+
+class Apart:
+    """The global generators on the CPU, at a place of their own while this is entered: `seed` decides what is drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._inside: _States | None = None
+        self._outside: _States | None = None
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        if self._inside is not None:
+            _set(self._inside)
+            return
+        torch.default_generator.manual_seed(self._seed)
+        random.seed(self._seed)
+        if self._outside[1]["bit_generator"] == "MT19937":
+            np.random.seed(self._seed % (1 << 32))
+
+    def __exit__(self, *error: object) -> None:
+        assert self._outside is not None
+        self._inside = _states()
+        _set(self._outside)
+
+
+def _states() -> _States:
+    return torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+
+
+def _set(states: _States) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 def _bytes(state: torch.Tensor) -> bytes:

@@ -47,7 +47,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     model: dict[str, Entry]
     optimizer: dict[str, Entry]  # "<tensor>.<slot>"
     averages: dict[str, Entry] | None  # ema.safetensors
-    workers: dict[str, Entry] | None  # workers.safetensors: random states
+    workers: dict[str, Entry] | None  # workers.safetensors: random states and buffers
 
 
 class Found(msgspec.Struct, frozen=True):

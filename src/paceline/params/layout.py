@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Literal
 
 import msgspec
 
@@ -32,7 +33,8 @@ ITEM_BYTES = {
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """One tensor. `group` is the index of its optimizer parameter group (-1 when it is only carried); `constraint` is
-    what the ps makes it satisfy after every update."""
+    what the ps makes it satisfy after every update. `buffer`: "" for a parameter; of a buffer, whether it is a running
+    statistic of a norm layer or a plain one. Each worker goes on with buffers of its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,6 +42,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str
     group: int = -1
     constraint: Constraint | None = None
+    buffer: Literal["", "plain", "statistic"] = ""
 
     @property
     def is_trained(self) -> bool:
@@ -90,6 +93,39 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
         return total_bytes(self.carried)
 
     @cached_property
+    def own(self) -> tuple[TensorSpec, ...]:
+        """The buffers: each worker has its own values of them."""
+        return tuple(t for t in self.carried if t.buffer)
+
+    @cached_property
+    def own_offsets(self) -> tuple[int, ...]:
+        """Byte offset of each buffer in the block that holds one worker's."""
+        return tuple(offsets_of(self.own))
+
+    @cached_property
+    def own_bytes(self) -> int:
+        return total_bytes(self.own)
+
+    def own_of(self, carried: bytes | bytearray) -> bytes:
+        """Cut the block of buffers out of the block of all carried tensors."""
+        block = bytearray(self.own_bytes)
+        for (start, at), spec in zip(self._own_places, self.own, strict=True):
+            block[at : at + spec.size_bytes] = memoryview(carried)[start : start + spec.size_bytes]
+        return bytes(block)
+
+    def with_own(self, carried: bytes | bytearray, own: bytes | memoryview) -> bytearray:
+        """Lay a block of buffers over those in the block of all carried tensors."""
+        block = bytearray(carried)
+        for (start, at), spec in zip(self._own_places, self.own, strict=True):
+            block[start : start + spec.size_bytes] = memoryview(own)[at : at + spec.size_bytes]
+        return block
+
+    @cached_property
+    def _own_places(self) -> tuple[tuple[int, int], ...]:
+        starts = [o for o, t in zip(self.carried_offsets, self.carried, strict=True) if t.buffer]
+        return tuple(zip(starts, self.own_offsets, strict=True))
+
+    @cached_property
     def fingerprint(self) -> str:
         return hashlib.blake2b(msgspec.msgpack.encode(self), digest_size=8).hexdigest()
 
@@ -127,6 +163,8 @@ def _is_possible(t: TensorSpec) -> bool:
     """A dtype that we know, a size that an address can count, and all elements within its own bytes."""
     if t.dtype not in ITEM_BYTES or len(t.shape) != len(t.stride) or t.group < -1:
         return False
+    if t.buffer and t.is_trained:
+        return False
     if min(t.shape, default=0) < 0 or min(t.stride, default=0) < 0 or t.numel > MAX_NUMEL:
         return False
     if t.constraint is not None and (not t.is_trained or t.constraint.problem(t.dtype, len(t.shape))):
@@ -152,5 +190,6 @@ def difference(ours: Layout, theirs: Layout) -> list[str]:
 
 def _describe(t: TensorSpec) -> str:
     use = "carried" if not t.is_trained else f"trained in group {t.group}" if t.group else "trained"
+    use += {"": "", "plain": " as a buffer", "statistic": " as a running statistic"}[t.buffer]
     held = f" with {t.constraint}" if t.constraint is not None else ""
     return f"{t.dtype}{list(t.shape)} stride {list(t.stride)} {use}{held}"

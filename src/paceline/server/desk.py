@@ -349,7 +349,7 @@ class Desk:
                 bulk = [shard.copy_of(message.tensor, is_averaged=message.what == "ema")]
             elif message.what == "carried":
                 own = core.snapshots.buffers.get(peer.key[0]) if peer.key is not None else None
-                bulk = [own or bytes(core.carried)]
+                bulk = [bytes(shard.layout.with_own(core.carried, own) if own else core.carried)]
             elif message.what == "slots":
                 entries, views = shard.slots()
                 bulk = [bytes(v) for v in views]
@@ -374,7 +374,7 @@ class Desk:
                 shard.assign(memoryview(block), is_written=message.what == "written")
             elif message.what == "ema" and len(block) == shard.size_bytes:
                 shard.load_averages(memoryview(block))
-            elif message.what == "carried" and message.worker is not None and len(block) == len(core.carried):
+            elif message.what == "carried" and message.worker is not None and len(block) == shard.layout.own_bytes:
                 core.snapshots.buffers[message.worker] = bytes(block)
             elif message.what == "carried" and len(block) == len(core.carried):
                 core.carried = block

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def position(desk: "Desk", peer: "Peer", message: m.Position, frame: Frame) -> "Answers":
-    """One way: where a worker is after the update that is to be saved; its buffers come with it if they changed."""
-    if frame.bulk_bytes and frame.bulk_bytes != desk.shard().layout.carried_bytes:
+    """One way: where a worker is after the update that is to be saved. Its buffers come with it; the chief's with all
+    that is carried, if that has changed."""
+    layout = desk.shard().layout
+    if frame.bulk_bytes and frame.bulk_bytes != (layout.own_bytes if message.worker else layout.carried_bytes):
         raise ProtocolError(f"{frame.bulk_bytes} bytes are no carried tensors of this model")
     block = bytearray(frame.bulk_bytes)
     peer.channel.recv_bulk(frame, memoryview(block))

@@ -103,7 +103,7 @@ class Snapshots:
         self.flags = 0  # for answers that are about to leave
         self.newest: dict[int, m.Position] = {}  # where each worker was, as last heard
         self.shares = Shares()
-        self.buffers: dict[int, bytes] = {}  # carried tensors of workers whose own are others than the chief's
+        self.buffers: dict[int, bytes] = {}  # of each worker but the chief, as last heard
 
     @property
     def saved_s(self) -> float | None:

@@ -248,8 +248,8 @@ class Ticket(Message, frozen=True):
 
 class Fetch(Message, frozen=True):
     """what: parameters, slots, carried or ema. tensor: one trained tensor only. is_copy: of the copy that was made for
-    a checkpoint, which must still be the one with that `number`; worker: of carried, that one's own. A Fetched with
-    bulk answers."""
+    a checkpoint, which must still be the one with that `number`; worker: of carried, that one's buffers alone. A
+    Fetched with bulk answers."""
 
     what: str
     tensor: int | None = None
@@ -314,7 +314,7 @@ class Copied(Message, frozen=True):
     awaited: list[int] = []
     positions: list[Position] = []
     decisions: tuple[Decision, ...] = ()
-    buffers_of: list[int] = []  # workers whose carried tensors are their own
+    buffers_of: list[int] = []  # workers whose buffers are here, beside the chief's
     number: int = 0
 
 
@@ -352,7 +352,8 @@ class FreeCopy(Message, frozen=True):
 
 class Assign(Message, frozen=True):
     """The chief writes: what = parameters or ema (the bulk is the shard), written (parameters that training changed
-    without the optimizer: averages go on), carried (with `worker`: that one's own), or slots (described by `slots`)."""
+    without the optimizer: averages go on), carried (with `worker`: that one's buffers alone), or slots
+    (described by `slots`)."""
 
     what: str
     slots: list[SlotEntry] = []

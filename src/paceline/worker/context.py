@@ -39,7 +39,6 @@ CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
 JUST_S = 5.0  # and how old one may be that needs no other
-MAX_OWN_BUFFERS = 64 << 20  # bytes; buffers of a worker that is not the chief are saved up to this size
 PLAIN_RANGE = (
     "paceline: this worker goes on after a restart, but its loop begins again: `for epoch in ctx.epochs(n)` instead of "
     "`for epoch in range(n)` (or `for _ in ctx.steps(total)`) does what remains"
@@ -69,7 +68,7 @@ class Context:
         self._saver: Saver | None = None
         self._rewinder: Rewinder | None = None
         self.resumed_from: Path | None = None
-        self._sent_buffers = 0
+        self._sent_carried = 0
         self._injection = injection.of(assignment) if assignment else None
         self._reporter = Reporter(assignment, out, self.is_chief)
 
@@ -252,18 +251,22 @@ class Context:
         progress.steps = lambda: int(trainee.steps)
         progress.send = self._send_position
         progress.on_unguided = lambda: self._say(PLAIN_RANGE)
-        self._sent_buffers = hash(trainee.carried_block())
+        self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
         trainee.client.watch.tail = lambda: m.encode(progress.beat())
         trainee.progress, trainee.on_save = progress, self.announced
 
     def _send_position(self, position: m.Position) -> None:
-        """One way: the answer to the last push may still be on its way. Buffers go with it, if they have changed."""
+        """One way: the answer to the last push may still be on its way. This worker's buffers go with it; the chief's
+        with all that is carried, if that has changed."""
         trainee = self._trainee
-        size = trainee.layout.carried_bytes
-        block = trainee.carried_block() if size and (self.is_chief or size <= MAX_OWN_BUFFERS) else b""
-        is_new, self._sent_buffers = hash(block) != self._sent_buffers, hash(block)
+        if self.is_chief:
+            block = trainee.carried_block()
+            is_new, self._sent_carried = hash(block) != self._sent_carried, hash(block)
+            block = block if is_new else b""
+        else:
+            block = trainee.own_block()
         with suppress(ConnectionLost):  # the next question finds that out, and connects again
-            trainee.client.links[0].channel.say(position, bulk=[block] if block and is_new else [])
+            trainee.client.links[0].channel.say(position, bulk=[block] if block else [])
 
     def announced(self, version: int, writes: bool) -> None:
         """ps:0 will save the update that makes this version; `writes`: this worker writes it."""

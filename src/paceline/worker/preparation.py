@@ -100,7 +100,7 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     except BaseException:
         client.close()  # a worker that was refused has no context yet that would
         raise
-    if trainee.layout.carried_bytes and not ctx.is_chief:  # 3
+    if trainee.layout.carried_bytes and not first.has_sent_carried:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
     trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic
@@ -131,9 +131,11 @@ class FirstValues:
         self._what_it_remembers = what_it_remembers
         self._restored: Restored | None = None
         self._is_looked_for = False
+        self.has_sent_carried = False  # else ps:0 has those of an earlier start of the chief
 
     def init(self, index: int) -> m.Init:
         """Called for every ps that has no values yet, before those of the arena are sent."""
+        self.has_sent_carried |= index == 0
         if not self._is_looked_for:
             self._is_looked_for = True
             self._look()

@@ -18,7 +18,7 @@ from paceline.params.placement import Plan
 from paceline.wire import messages as m
 from paceline.worker.slots import COUNTERS, Asked, Slots, WholeSlot, scatter
 
-RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch"
+RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch", beside buffer_name()
 
 
 class Restored:
@@ -52,18 +52,31 @@ class Restored:
                 arena[offset : offset + spec.size_bytes] = in_storage_order(spec, tensors[spec.name])
 
     def carried_block(self) -> bytes:
-        """Frozen parameters and buffers, one after the other."""
+        """Frozen parameters and buffers, one after the other; the buffers are the chief's own, where it has any."""
         block = bytearray(self._layout.carried_bytes)
         for spec, offset in zip(self._layout.carried, self._layout.carried_offsets, strict=True):
             block[offset : offset + spec.size_bytes] = in_storage_order(spec, self._loaded.model[spec.name])
-        return bytes(block)
+        own = self._buffers_of(0)
+        return bytes(block if own is None else self._layout.with_own(block, own))
 
     def send_buffers(self, link: Asked, num_workers: int) -> None:
-        """To ps:0: carried tensors of workers that have their own, such as running means."""
-        for worker in range(1, num_workers if num_workers == self.state.num_workers else 0):
-            entry = (self._loaded.workers or {}).get(buffers_name(worker))
-            if entry is not None and entry.size_bytes == self._layout.carried_bytes:
-                link.ask(m.Assign("carried", worker=worker), bulk=[entry.data])
+        """To ps:0: the buffers of each worker that has its own, such as running means."""
+        for worker in range(1, num_workers):
+            own = self._buffers_of(worker)
+            if own is not None:
+                link.ask(m.Assign("carried", worker=worker), bulk=[own])
+
+    def _buffers_of(self, worker: int) -> bytes | None:
+        """The block of one worker's own buffers; None where the checkpoint has none of it."""
+        layout, block, is_there = self._layout, bytearray(self._layout.own_bytes), False
+        for spec, offset in zip(layout.own, layout.own_offsets, strict=True):
+            entry = (self._loaded.workers or {}).get(buffer_name(worker, spec.name))
+            if entry is None or (entry.dtype, entry.shape) != (spec.dtype, spec.shape):
+                entry = self._loaded.model[spec.name]
+            else:
+                is_there = True
+            block[offset : offset + spec.size_bytes] = in_storage_order(spec, entry)
+        return bytes(block) if is_there else None
 
     def parameters_of(self, index: int) -> memoryview:
         """One shard's."""
@@ -114,13 +127,13 @@ class Restored:
         return m.Init(told.version, told.lineage, state.seed, positions(self._loaded, num_workers))
 
 
-def buffers_name(worker: int) -> str:
-    """Of workers.safetensors.
+def buffer_name(worker: int, name: str) -> str:
+    """What workers.safetensors calls a worker's own value of a buffer.
 
-    >>> buffers_name(1)
-    '1.carried'
+    >>> buffer_name(1, "norm.running_mean")
+    '1.buffers.norm.running_mean'
     """
-    return f"{worker}.carried"
+    return f"{worker}.buffers.{name}"
 
 
 def in_storage_order(spec: TensorSpec, entry: Entry) -> memoryview | bytes:

@@ -17,7 +17,7 @@ from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.version import VERSION
 from paceline.wire import messages as m
-from paceline.worker.restoring import buffers_name, worker_states
+from paceline.worker.restoring import buffer_name, worker_states
 from paceline.worker.slots import assemble, limit_of
 
 
@@ -62,8 +62,9 @@ def fetched(
         model[spec.name] = in_c_order(spec, memoryview(carried)[offset:])
     states, own = worker_states(copies[0].positions)
     for worker in copies[0].buffers_of:
-        _, block = _part(sources[0], copies[0], "carried", layout.carried_bytes, worker)
-        own[buffers_name(worker)] = Entry("uint8", (len(block),), bytes(block))
+        _, block = _part(sources[0], copies[0], "carried", layout.own_bytes, worker)
+        for spec, offset in zip(layout.own, layout.own_offsets, strict=True):
+            own[buffer_name(worker, spec.name)] = in_c_order(spec, memoryview(block)[offset:])
     optimizer = _optimizer(sources, layout, plan, copies)
     first = copies[0]
     assert first.optimizer is not None

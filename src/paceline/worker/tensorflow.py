@@ -22,6 +22,7 @@ from paceline.cluster.devices import Device
 from paceline.cluster.pinning import Hardware
 from paceline.cluster.spec import Task
 from paceline.errors import PacelineError
+from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
 from paceline.worker.tensorflow_constraints import release
@@ -89,19 +90,21 @@ class KerasTrainee(Trainee):
         for weight, view in zip(self.trained, self.views, strict=True):
             np.copyto(view, read(weight.variable))
 
-    def carried_block(self) -> bytes:
-        block = bytearray(self.layout.carried_bytes)
-        for weight, view in self._carried(block):
+    def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
+        block = bytearray(size_bytes)
+        for weight, view in self._places(specs, offsets, block):
             np.copyto(view, read(weight.variable))
         return bytes(block)
 
     def take_carried(self, block: bytearray) -> None:
-        for weight, view in self._carried(block):
+        for weight, view in self._places(self.layout.carried, self.layout.carried_offsets, block):
             assign(weight.variable, view)
 
-    def _carried(self, block: bytearray) -> list[tuple[Weight, Any]]:
+    def _places(
+        self, specs: Sequence[TensorSpec], offsets: Sequence[int], block: bytearray
+    ) -> list[tuple[Weight, Any]]:  # fmt: skip
         found = []
-        for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
+        for spec, offset in zip(specs, offsets, strict=True):
             weight = self.weights[spec.name]
             part = vector(memoryview(block), spec.dtype, offset, spec.numel).reshape(spec.shape)
             found.append((weight, weight.as_own(part)))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +31,8 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "RMSprop": ("rho", "momentum", "epsilon", "centered"),
 }
 AS_TORCH = ("SGD", "Adam", "AdamW")  # these can also be said in torch's words, for a cluster of both
+
+STATISTICS = ("moving_mean", "moving_variance")  # of BatchNormalization
 
 Names = Mapping[str, str | tuple[str, Sequence[int]]]
 
@@ -65,16 +67,33 @@ def describe(model: Any, optimizer: Any, names: Names | None) -> tuple[Layout, d
             "non-trainable state"
         )
     trained = {id(v) for v in model.trainable_weights}
+    buffers = _buffers(model)
     weights: dict[str, Weight] = {}
     for name, axes, variable in named:
         group = _group(optimizer, variable) if id(variable) in trained else -1
         spec = _spec(name, variable, axes, group)
         if group >= 0:
             spec = replace(spec, constraint=constraint_of(name, variable, axes, is_local=optimizer is None))
+        elif id(variable) in buffers:
+            spec = replace(spec, buffer=buffers[id(variable)])
         weights[name] = Weight(spec, variable, axes)
     # Widest first, so that the flat memory holds one run a dtype.
     specs = sorted((w.spec for w in weights.values()), key=lambda s: -ITEM_BYTES[s.dtype])
     return Layout(tuple(specs)), weights
+
+
+def _buffers(model: Any) -> dict[int, Literal["plain", "statistic"]]:
+    """What layers never train, by the ids of their variables: state of each worker's own, as torch's buffers are. Those
+    of a frozen layer that could be trained are parameters."""
+    found: dict[int, Literal["plain", "statistic"]] = {}
+    for layer in model._flatten_layers():
+        is_norm = any(
+            c.__name__ == "BatchNormalization" and c.__module__.startswith("keras.") for c in type(layer).__mro__
+        )
+        statistics = [getattr(layer, name, None) for name in STATISTICS] if is_norm else []
+        for variable in layer._non_trainable_variables:
+            found[id(variable)] = "statistic" if any(variable is each for each in statistics) else "plain"
+    return found
 
 
 def weights_of(model: Any, names: Names | None) -> dict[str, Weight]:

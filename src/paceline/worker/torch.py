@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.torch_carried import Carried
 from paceline.worker.torch_devices import mapping_lines
 from paceline.worker.torch_gradients import Outgoing
 from paceline.worker.torch_layout import describe, group_options, optimizer_spec, plain
@@ -42,6 +43,7 @@ class TorchTrainee(Trainee):
             raise UsageError(f"the trained parameters are on {len(devices)} devices; a worker trains on one")
         self.device = devices.pop()
         self._on_device: torch.Tensor | None = None
+        self._carried = Carried(model, {t.name: self.tensors[t.name] for t in layout.carried}, lambda s: self._say(s))
         self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
         self._option_names = tuple(optimizer.defaults)
@@ -83,23 +85,11 @@ class TorchTrainee(Trainee):
             vector = self._on_device[offset : offset + spec.size_bytes].view(DTYPES[spec.dtype])
         return shaped(vector, spec.shape, spec.stride)
 
-    def carried_block(self) -> bytes:
-        """The values of all carried tensors, one after the other."""
-        block = bytearray(self.layout.carried_bytes)
-        for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
-            if spec.numel:
-                shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride).copy_(
-                    self.tensors[spec.name].detach()
-                )
-        return bytes(block)
+    def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
+        return self._carried.block(specs, offsets, size_bytes)
 
     def take_carried(self, block: bytearray) -> None:
-        """The chief's frozen parameters and buffers, at the start."""
-        with torch.no_grad():
-            for spec, offset in zip(self.layout.carried, self.layout.carried_offsets, strict=True):
-                if spec.numel:
-                    value = shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride)
-                    self.tensors[spec.name].copy_(value)
+        self._carried.take(self.layout.carried, self.layout.carried_offsets, block)
 
     def mirror(self) -> None:
         if self._on_device is not None:
@@ -163,6 +153,9 @@ class TorchTrainee(Trainee):
     def _instead_of_writing(self, indices: Sequence[int]) -> str:
         written = [self.parameters[index] for index in indices]
         return renormalised(self.model, written) or super()._instead_of_writing(indices)
+
+    def finish(self) -> UsageError | None:
+        return super().finish() or self._carried.end(self.layout.carried)
 
     def end_first(self) -> None:
         super().end_first()

@@ -6,12 +6,14 @@ Used by worker/torch and worker/torch_preparation. Numbers travel, code never do
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from paceline.errors import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.views import NAMES
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.torch_carried import statistics_of
 from paceline.worker.torch_constraints import constraint_of
 
 SUPPORTED = (
@@ -58,6 +60,13 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout
             seen.add(id(tensor))
             tensors[name] = tensor
     specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
+    buffers, statistics = {id(b) for b in model.buffers()}, statistics_of(model)
+    specs = [
+        replace(s, buffer="statistic" if id(tensors[s.name]) in statistics else "plain")
+        if id(tensors[s.name]) in buffers and not s.is_trained
+        else s
+        for s in specs
+    ]
     of_model = {id(p) for p in model.parameters()}
     if not of_model & group_of.keys():
         raise UsageError("the optimizer holds none of this model's parameters, so training would not change the model")

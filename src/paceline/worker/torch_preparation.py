@@ -80,17 +80,20 @@ def _prepare_evaluator(
     ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     for model in models:
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        evaluator = Evaluator({name: _taking(tensor) for name, tensor in tensors.items()}, ctx.identity(), ctx.say)
+        names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+        evaluator = Evaluator({name: _taking(model, name) for name in names}, ctx.identity(), ctx.say)
         ctx.follow(evaluator)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(evaluator.refuse_step)
 
 
-def _taking(tensor: torch.Tensor) -> Callable[[Any], None]:
+def _taking(model: nn.Module, name: str) -> Callable[[Any], None]:
+    """What is called so may be another tensor by then: a buffer that the model assigned anew."""
+    prefix, _, leaf = name.rpartition(".")
+
     def take(values: Any) -> None:
         with torch.no_grad():
-            tensor.copy_(torch.from_numpy(values))
+            getattr(model.get_submodule(prefix), leaf).copy_(torch.from_numpy(values))
 
     return take
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from paceline.cluster.spec import Task
 from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
-from paceline.params.layout import Layout
+from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import Plan, place
 from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
@@ -137,12 +137,12 @@ class Trainee(ABC):
         """The other way: the model's own values lie in the arena."""
 
     @abstractmethod
-    def carried_block(self) -> bytes:
-        """The values of all carried tensors, one after the other."""
+    def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
+        """Copy the values of these carried tensors, each to its offset."""
 
     @abstractmethod
     def take_carried(self, block: bytearray) -> None:
-        """The chief's frozen parameters and buffers, at the start."""
+        """Overwrite the frozen parameters and buffers, at the start: with the chief's, or its earlier ones."""
 
     @abstractmethod
     def find_slots(self) -> None:
@@ -408,6 +408,14 @@ class Trainee(ABC):
         self.check_parameters()
         self._send_parameters("parameters")
         self.send_carried()
+
+    def carried_block(self) -> bytes:
+        """The values of all carried tensors, one after the other."""
+        return self.block_of(self.layout.carried, self.layout.carried_offsets, self.layout.carried_bytes)
+
+    def own_block(self) -> bytes:
+        """The values of all buffers, one after the other."""
+        return self.block_of(self.layout.own, self.layout.own_offsets, self.layout.own_bytes)
 
     def send_carried(self) -> None:
         """The chief's buffers and frozen parameters, as they are now."""

@@ -1,0 +1,116 @@
+"""WHICH tensors does a ps only carry for a PyTorch model? Its frozen parameters and buffers, found by name each time.
+
+Used by worker/torch when a checkpoint is made and when values come from the ps, never in between. A module may assign a
+buffer anew (`self.center = self.center * 0.9 + …`), so a reference that was taken at prepare() shows its first value.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.errors import UsageError
+from paceline.params.layout import TensorSpec
+from paceline.views import DTYPES, flat, shaped
+from paceline.worker.script import script_line
+
+COMPILED = "_orig_mod."  # what torch.compile puts into the names of a layer that it wraps
+STATISTICS = ("running_mean", "running_var")
+
+
+class Carried:
+    """The carried tensors of one model."""
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, torch.Tensor], say: Callable[[str], None]) -> None:
+        self._model = model
+        self._say = say
+        self._tensors = dict(tensors)  # as they were found last, in dtype and shape as prepare() saw them
+        self._known = {name for name, _ in _buffers(model)}
+        self._said: set[str] = set()
+        self._is_over = False
+
+    def block(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
+        """Copy the values of these tensors as they are now; refuse one whose shape has changed."""
+        block = bytearray(size_bytes)
+        with torch.no_grad():
+            for offset, (spec, tensor) in zip(offsets, self._found(specs), strict=True):
+                if spec.numel:
+                    _place(block, spec, offset).copy_(tensor)
+        return bytes(block)
+
+    def take(self, specs: Sequence[TensorSpec], offsets: Sequence[int], block: bytearray) -> None:
+        """Overwrite these tensors of the model with the values in the block."""
+        with torch.no_grad():
+            for offset, (spec, tensor) in zip(offsets, self._found(specs), strict=True):
+                if spec.numel:
+                    tensor.copy_(_place(block, spec, offset))
+
+    def end(self, specs: Sequence[TensorSpec]) -> UsageError | None:
+        """Training is over: return the refusal of a tensor that does not fit any more. From now on its last value that
+        did is saved."""
+        try:
+            list(self._found(specs))
+        except UsageError as refused:
+            self._is_over = True
+            return refused
+        return None
+
+    def _found(self, specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        now: dict[str, torch.Tensor] = {
+            _plain(name): tensor for name, tensor in self._model.named_parameters(remove_duplicate=False)
+        }
+        buffers = {_plain(name): buffer for name, buffer in _buffers(self._model)}
+        for name in buffers.keys() - {_plain(known) for known in self._known} - self._said:
+            self._once(name, "was made after prepare(): checkpoints do not hold it. Register it with its values before")
+        now.update(buffers)
+        for spec in specs:
+            yield spec, self._fitting(spec, now.get(_plain(spec.name)))
+
+    def _fitting(self, spec: TensorSpec, tensor: torch.Tensor | None) -> torch.Tensor:
+        known = self._tensors[spec.name]
+        if tensor is None:  # it has another name or no place any more, as after torch.nn.utils.prune
+            return known
+        if tuple(tensor.shape) != spec.shape:
+            if self._is_over:
+                return known
+            raise UsageError(
+                f"{spec.name} had the shape {list(spec.shape)} at prepare() and has {list(tensor.shape)} now, so no "
+                "checkpoint can hold it: register it with its last shape before prepare(), or with persistent=False "
+                f"and save it yourself; seen when the model was to be saved{script_line()}"
+            )
+        if tensor.dtype != DTYPES[spec.dtype]:
+            if torch.equal(known.to(tensor.dtype), tensor):  # the model was cast: the value before that is exact
+                return known
+            self._once(spec.name, f"is {tensor.dtype} since prepare(): checkpoints hold it as {spec.dtype}")
+            return tensor
+        self._tensors[spec.name] = tensor
+        return tensor
+
+    def _once(self, name: str, what: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            self._say(f"paceline: the buffer {name} {what}")
+
+
+def statistics_of(model: nn.Module) -> set[int]:
+    """The ids of the running means and variances of norm layers, which several workers' checkpoint can average."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    found = [norm._buffers.get(name) for norm in norms for name in STATISTICS]
+    return {id(buffer) for buffer in found if buffer is not None and buffer.is_floating_point()}
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every buffer that state_dict() has."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _plain(name: str) -> str:
+    return name.replace(COMPILED, "")
+
+
+def _place(block: bytearray, spec: TensorSpec, offset: int) -> torch.Tensor:
+    return shaped(flat(memoryview(block), spec.dtype, offset, spec.numel), spec.shape, spec.stride)

@@ -16,11 +16,15 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from paceline.cluster import cores
+from paceline.modes import make as make_mode
+from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.blocks import BLOCK_ELEMENTS
+from paceline.server.core import Core, PsConfig
 from paceline.server.shard import MIN_BLOCKS, Shard
 from paceline.views import flat
+from paceline.wire.messages import OptimizerSpec
 from paceline.worker.torch_layout import optimizer_spec
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -160,3 +164,21 @@ def test_an_error_on_another_core_is_not_lost(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ZeroDivisionError):
         shard.apply([(slot, False, True) for slot in slots], is_waited_for=True)
     assert shard._sequence[0] % 2 == 0, "readers would wait for ever"
+
+
+@pytest.mark.parametrize(
+    ("elements", "owns_process", "threads"), [(1 << 18, True, 1), (1 << 20, True, 3), (9, False, 3)]
+)
+def test_threads_of_a_ps(elements: int, owns_process: bool, threads: int) -> None:
+    """A small shard is updated on one thread, if no user's program shares the process."""
+    config = PsConfig(
+        0, 1, 1, "run", make_mode(ModeSpec(name="async"), 1), "bytes", lease_s=9.0, owns_process=owns_process
+    )
+    layout = Layout((TensorSpec("w", (elements,), (1,), "float32", 0),))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        Core(config).make_shard(layout, OptimizerSpec("SGD", [{"lr": 0.1}]))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

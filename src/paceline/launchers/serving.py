@@ -34,7 +34,10 @@ REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that 
 
 
 def make_service(
-    assignment: Assignment, on_report: Callable[[str, bytes], None], memory: Memory | None = None
+    assignment: Assignment,
+    on_report: Callable[[str, bytes], None],
+    memory: Memory | None = None,
+    owns_process: bool = False,
 ) -> Service:
     """The service of one ps, not listening yet."""
     cluster, settings = assignment.cluster, assignment.settings
@@ -56,6 +59,7 @@ def make_service(
         # A launcher says who will not come back; by hand nobody does.
         rejoin_s=settings.wait_s if assignment.source == "launcher" else REJOIN_S,
         may_look=may_look(),
+        owns_process=owns_process,
     )
     return Service(config, assignment.secret, on_report, memory)
 
@@ -77,7 +81,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
                 raise ProtocolError(f"a report that is no JSON: {error}") from error
 
     descriptors.check(len(assignment.cluster.workers))
-    service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None)
+    service = make_service(assignment, on_report, keeper.kept_memory() if is_main else None, is_main)
     core = service.core
     _recover(core, assignment, paths, say)
     faults = chaos.of_ps(assignment)

@@ -60,6 +60,7 @@ class PsConfig:
     stall_s: float | None = None  # None: the default of cluster/membership, 0: never
     rejoin_s: float = 15.0  # for so long a worker that went away without a word may come back, when nobody else is in
     may_look: bool = True  # for the next push before it sleeps, where that is of use
+    owns_process: bool = False  # else torch's threads are the user's own
 
 
 @dataclass(slots=True, eq=False)
@@ -204,6 +205,8 @@ class Core:
         c = self.config
         plan = place(layout, c.num_ps, c.placement)
         self.shard = Shard(layout, plan, c.index, optimizer, c.wire, c.master, c.ema, self.memory)
+        if c.owns_process:
+            self.shard.choose_threads()
         return self.shard
 
     def new_slot(self, key: Key) -> Slot:

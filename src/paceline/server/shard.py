@@ -128,6 +128,12 @@ class Shard:
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
+    def choose_threads(self) -> None:
+        """Have torch update a small shard on one thread: waking others takes longer than the update, and their cores
+        run the workers. Call it before the first update; it holds for the whole process."""
+        if len(self.blocks) < MIN_BLOCKS:
+            torch.set_num_threads(1)
+
     # --- an update --------------------------------------------------------------------------------------------
 
     def apply(

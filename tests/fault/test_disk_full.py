@@ -21,6 +21,7 @@ from paceline.worker.saver import Saver
 
 SIZE_MB = 24
 STOP = 20
+LARGE = Path(__file__).parent / "programs" / "large.py"
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def fill(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_goes_on_and_the_end_says_what_is_missing(
+def test_training_goes_on_and_the_final_model_is_put_where_there_is_room(
     small_disk: Path, processes: Processes, train: Path, gate: Gate
 ) -> None:
     run_dir = small_disk / "run"
@@ -72,17 +73,47 @@ def test_training_goes_on_and_the_end_says_what_is_missing(
     kept = saved(run_dir / "checkpoints")  # the next one is due after the gate
     fill(small_disk)
     arrival.release()
-    run.ends_with(4)
-    assert "Training done, but the final model could not be saved; global step 600" in run.text
-    assert f"Model: {kept.relative_to(processes.folder)}, which is not the final one" in run.text
-    assert "not started again: it has trained to the end" in run.text
+    run.ends_with(0)
     for file in ("checkpoints", "logs/worker-0.log", "telemetry/worker-0.jsonl"):
+        said = "the newest model lies elsewhere"
         told = [line for line in run.text.splitlines() if "cannot be written (No space left" in line and file in line]
-        assert len(told) == 1, (file, run.text)  # when it happens, and once
+        assert len([line for line in told if said not in line]) == 1, (file, run.text)  # when it happens, and once
+    [model] = processes.folder.glob("paceline-run-*/step-00000600")
+    assert verify(model) == []
+    assert f"Model: {model}, because the run folder took no more" in run.text
+    assert f"To train further (more epochs or steps): paceline run --resume {model} --ps" in run.text
     assert newest(run_dir / "checkpoints") == kept and verify(kept) == []
     assert list((run_dir / "checkpoints").iterdir()) == [kept]  # nothing half done is left
-    log = (run_dir / "logs" / "worker-0.log").read_text()
-    assert "no checkpoint was written this time" in log and "Training goes on" in log
+
+
+@pytest.mark.slow
+def test_old_checkpoints_give_way_to_new_ones(small_disk: Path, processes: Processes) -> None:
+    """4 of 5 MB fit into 24, and 4 are to be kept."""
+    run_dir = small_disk / "run"
+    run = processes.paceline(
+        "run", "--ps", "2", "--workers", "2", "--mode", "sync", "--save-every", "10", "--keep", "4",
+        "--run-dir", run_dir, LARGE, "65", PACELINE_LEDGER="0",
+    ).ends_with(0)  # fmt: skip
+    processes.leave_unverified("ledgers would need the room")
+    kept = sorted((run_dir / "checkpoints").iterdir())
+    assert kept[-1].name == "step-00000065" and 2 <= len(kept) <= 4, run.text
+    assert all(verify(each) == [] for each in kept)
+    assert "Model: small/run/checkpoints/step-00000065\n" in run.text
+    assert "gives way to the checkpoint of step" in run.text
+
+
+def test_a_checkpoint_that_no_place_takes_is_said_at_once_and_at_the_end(processes: Processes) -> None:
+    """Without root: the system lets this process write no file of that size."""
+    run = processes.paceline(
+        "run", "--workers", "1", "--save-every", "10", "--run-dir", "run", LARGE, "45", "--limit-mb", "2",
+        TMPDIR=str(processes.folder),
+    ).ends_with(4)  # fmt: skip
+    told = [line for line in run.text.splitlines() if "cannot be written (File too large)" in line]
+    assert len(told) == 1 and "run/checkpoints" in told[0] and "training goes on" in told[0], run.text
+    assert run.text.index(told[0]) < run.text.index("worker:0 failed with exit code 4")
+    assert "could not be saved: The checkpoint of step 45 could not be written" in run.text
+    assert "Model: none was saved" in run.text
+    assert [path.name for path in processes.folder.glob("paceline-*")] == []
 
 
 def one_step(ctx: paceline.Context) -> None:

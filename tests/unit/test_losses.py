@@ -82,8 +82,7 @@ def test_records_and_ledgers_that_do_not_fit_are_told(
 def test_a_task_takes_the_pipe_over_and_its_own_children_do_not_get_it() -> None:
     ends = Losses()
     program = (
-        "import os, subprocess, sys\nfrom paceline.telemetry import losses\n"
-        "losses.begin(os.environ.pop(losses.VARIABLE))\n"
+        "import os\nfrom paceline.telemetry import losses\nlosses.begin(os.environ.pop(losses.VARIABLE))\n"
         "assert not os.get_inheritable(losses._pipe)\n"
         "losses.tell('/x/a.log', OSError(5, 'Input/output error'), 'lost')\n"
     )

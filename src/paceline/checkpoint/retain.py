@@ -28,13 +28,17 @@ def to_remove(found: Sequence[Found], keep: int, in_use: Collection[Path] = ()) 
     return [each.path for each in gone if each.path not in in_use]
 
 
+def used_in(folder: Path, in_use: Collection[Path]) -> list[Path]:
+    """Those that lie in this folder, by the names that they have in it."""
+    return [folder / path.name for path in in_use if path.resolve().parent == folder.resolve()]
+
+
 def retain(folder: Path, keep: int, in_use: Collection[Path] = ()) -> list[Path]:
     """Remove what need not stay; returns what was removed. `in_use`: a checkpoint that training was resumed from, until
     this run has written one that can take its place."""
     try:
         sweep(folder)
-        used = [folder / path.name for path in in_use if path.resolve().parent == folder.resolve()]
-        gone = to_remove(find(folder), keep, used)
+        gone = to_remove(find(folder), keep, used_in(folder, in_use))
         for path in reversed(gone):  # the oldest first
             hidden = folder / f".{path.name.lstrip('.')}.gone"  # a folder half removed must not look like a checkpoint
             os.rename(path, hidden)

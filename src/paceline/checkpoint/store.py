@@ -59,6 +59,12 @@ def write(
         ) from error
 
 
+def is_full(error: CheckpointError) -> bool:
+    """Whether it could not be written for want of room, on the disk or in a quota."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Entry]) -> FileHash:
     """One safetensors file, synced; what was written is also what was hashed."""
     return _write_file(path, itertools.chain([header(tensors)], (entry.data for entry in tensors.values())))

@@ -106,6 +106,8 @@ def block(
     if not has_trained:  # by ps and workers; what a client has made of its ops is its own
         lines = [*causes, f"{outcome.replace('Training', 'Run', 1)}; {summary['wall_s']:.1f} s"]
     lost = "interrupted" if summary["error"] == "interrupted" else "did not end properly"
+    if summary["ok"] and summary.get("lacks_records"):
+        lost = "its records could not be written"
     lines += [worker_line(report, lost) for report in workers]
     if summary.get("restarts_by_task"):
         lines.append(f"Started again: {restarts(msgspec.convert(summary['restarts_by_task'], dict[str, int]))}")
@@ -120,11 +122,13 @@ def block(
     older = without(model, msgspec.convert(step, int))
     if summary["error"] == NOT_SAVED:
         older = ", which is not the final one"
-    if has_trained or model:
+    if summary.get("model"):
+        lines.append(f"Model: {summary['model']}, because the run folder took no more")
+    elif has_trained or model:
         lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
     lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there
     lines.append(f"Run folder: {shown(paths.root)} (summary.json, and what the tasks printed in logs/)")
-    going_on = how_to_go_on(bool(summary["ok"]), model is not None, has_trained)
+    going_on = how_to_go_on(bool(summary["ok"]), bool(model or summary.get("model")), has_trained)
     lines += [f"{going_on}{', once that is put right' if will_repeat else ''}: {resume}"] if resume else []
     return "\n".join(lines)
 

@@ -30,6 +30,7 @@ from paceline.telemetry.sink import append
 
 STEPPED = re.compile(rb"training step \d+ done")
 LOOK_BYTES = 1 << 20
+RECORDS = ".jsonl"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,8 @@ class Crew:
         self._starter = starter or Here(run.environ, run.program, run.settings, run.cluster.ps)
         self.children = self._starter.children
         self.restarts: dict[Task, int] = {}
+        self.lacks_records = False  # what tasks tell of their end may be missing
+        self.model = ""  # where the last checkpoint lies, if not in the run folder
         self._run = run
         self._ends: dict[Task, list[Ended]] = {}
         self._begun: dict[Task, Begun] = {}
@@ -165,6 +168,9 @@ class Crew:
     def losses(self) -> list[str]:
         """What tasks could not write, a line each, since the last call."""
         found = self._starter.losses()
+        for loss in found:
+            self.lacks_records = self.lacks_records or Path(loss.file).suffix == RECORDS
+            self.model = loss.model or self.model
         return losses.lines(msgspec.structs.replace(each, file=closing.shown(Path(each.file))) for each in found)
 
     def close(self) -> bool:

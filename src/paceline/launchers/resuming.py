@@ -30,6 +30,21 @@ def command(
     return shlex.join([*words, program.script, *program.args])
 
 
+def from_elsewhere(command: str, model: str) -> str:
+    """The same for a checkpoint that does not lie in the run folder; it becomes a run of its own.
+
+    >>> from_elsewhere("paceline run --run-dir runs/r --resume auto --ps 1 train.py", "/tmp/r/step-00000007")
+    'paceline run --resume /tmp/r/step-00000007 --ps 1 train.py'
+    """
+    words = shlex.split(command)
+    if "--run-dir" not in words:
+        return command
+    at = words.index("--run-dir")
+    del words[at : at + 2]
+    words[words.index("--resume") + 1] = model
+    return shlex.join(words)
+
+
 def tasks(job: str, given: Tasks, started: int | None) -> list[str]:
     """How many tasks of a job; `started` of them at first."""
     if isinstance(given, tuple):

@@ -20,7 +20,7 @@ import msgspec
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import chaos, closing
+from paceline.launchers import chaos, closing, resuming
 from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
@@ -78,12 +78,14 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
         failures.note_all(failed(children))
         failures.view.close()
         code, error = verdict(failed(children), end)
-        if error is None and all(worker.is_lost for worker in read.reports(run.paths.root)[0]):
+        has_nobody = all(worker.is_lost for worker in read.reports(run.paths.root)[0])
+        if error is None and has_nobody and not crew.lacks_records:
             code, error = EXIT_TRAINING, NOTHING_TRAINED
-        if error is None and not is_whole and not is_saved(run):
+        if error is None and not is_whole and not crew.model and not is_saved(run):
             code, error = EXIT_NOT_SAVED, closing.NOT_SAVED
         told = sum_up(run, crew, error, time.monotonic() - began)
-    print(closing.block(told, run.paths, failures.report(), run.resume, failures.will_repeat), flush=True)
+    resume = resuming.from_elsewhere(run.resume, crew.model) if crew.model else run.resume
+    print(closing.block(told, run.paths, failures.report(), resume, failures.will_repeat), flush=True)
     return code
 
 
@@ -94,6 +96,7 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
     due = time.monotonic() + view.period_s
     while children.is_interrupted or children.running("worker") or crew.awaited or joined.train():
         event = children.next_event(min(due, crew.due_s) - time.monotonic())
+        tell_losses(crew, view)
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
             save_first(run, children, view)
@@ -106,7 +109,6 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
             crew.start(event.task)
         crew.start_due()
         if time.monotonic() >= due:
-            tell_losses(crew, view)
             view.update(children.codes, crew.restarts)
             due = time.monotonic() + view.period_s
     view.update(children.codes, crew.restarts)
@@ -234,6 +236,10 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
         error=error,
         restarts_by_task={str(task): count for task, count in sorted(crew.restarts.items())},
     )
+    if crew.model:
+        told["model"] = crew.model
+    if crew.lacks_records:
+        told["lacks_records"] = True
     if run.settings.chaos:
         told["chaos"] = msgspec.to_builtins(faults.injected(run.paths.root, parse_chaos(run.settings.chaos)))
     try:

@@ -25,18 +25,19 @@ OF_THE_DISK = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO,
     errno.EFBIG,
 )  # fmt: skip
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _pipe = -1
 _told: set[Path] = set()
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that could not be written; `lost`: what that means, in a sentence's end."""
+    """A file that could not be written; `lost`: what that means, in a sentence's end; `model`: where the final
+    checkpoint lies, if that was it."""
 
     file: str
     why: str
     lost: str
+    model: str = ""
 
 
 class Losses:
@@ -86,13 +87,13 @@ def begin(number: str) -> None:
             os.set_inheritable(_pipe, False)
 
 
-def tell(file: Path | str, error: BaseException, lost: str) -> None:
+def tell(file: Path | str, error: BaseException, lost: str, model: str = "") -> None:
     """Say it, unless it was said of this file already."""
     path = Path(file)
-    if path in _told:
+    if path in _told and not model:
         return
     _told.add(path)
-    loss = Loss(file=str(path), why=reason(error)[:TEXT_CHARS], lost=lost[:TEXT_CHARS])
+    loss = Loss(file=str(path), why=reason(error)[:TEXT_CHARS], lost=lost[:TEXT_CHARS], model=model)
     with suppress(OSError, ValueError):
         line = msgspec.json.encode(loss) + b"\n"
         if _pipe >= 0 and len(line) <= PIPE_BYTES:

@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.checkpoint.request import AUTO, NONE, requested
+from paceline.checkpoint.room import other_places
 from paceline.cluster.discovery import Assignment, visible_cards
 from paceline.cluster.moved import Whereabouts
 from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
@@ -69,6 +70,10 @@ class Context:
         self._rewinder: Rewinder | None = None
         self.resumed_from: Path | None = None
         self._sent_carried = 0
+        self._not_saved = ""  # why the last checkpoint was not
+        self._began_in: Path | None = None  # a script may go to another folder
+        with suppress(OSError):
+            self._began_in = Path.cwd()
         self._injection = injection.of(assignment) if assignment else None
         self._reporter = Reporter(assignment, out, self.is_chief)
 
@@ -234,8 +239,8 @@ class Context:
             raise closed
         self._say(f"paceline: {closed}")
         self._trainee = trainee
-        if closed.reply.is_last and self._saves and self._save(None) is None:
-            raise NotSaved("the final model could not be saved; see above why")
+        if closed.reply.is_last and self._saves and self._save(None, is_final=True) is None:
+            raise NotSaved(f"the final model could not be saved: {self._not_saved}")
         self._trainee = None  # it has no connection to close
         self._reporter.sink.event("done")
         raise SystemExit(0)
@@ -541,8 +546,9 @@ class Context:
         closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
         if isinstance(closed, m.Closed) and closed.is_last and saves:
             trainee.client.pull()  # our end may have closed a round with the gradient of one that died
-            if links[0].version != saved_at and self._save(self._where()) is None:
-                raise NotSaved(f"the final model, of global step {links[0].version}, could not be saved; see above why")
+            if links[0].version != saved_at and self._save(self._where(), is_final=True) is None:
+                version = links[0].version
+                raise NotSaved(f"the final model, of global step {version}, could not be saved: {self._not_saved}")
         if refused is not None:
             raise refused
 
@@ -566,19 +572,20 @@ class Context:
             self._say(f"paceline: the checkpoint was not written within {INTERRUPTED_SAVE_S:g} s, so it is left out")
 
     def _try_save(self, position: m.Position) -> None:
-        saved = self._save(position)
+        saved = self._save(position, is_final=True)
         if saved is not None:
             self._say(f"Saved: {saved}")
 
-    def _save(self, position: m.Position | None, waits_for_others: bool = False) -> Path | None:
+    def _save(self, position: m.Position | None, waits_for_others: bool = False, is_final: bool = False) -> Path | None:
         """Now, and wait until it is written. A full disk, say, or a ps that does not come back in time, is told, and is
-        no reason to stop."""
+        no reason to stop. `is_final`: no other one will come."""
         saver = self._make_saver()
         assert saver is not None
         saver.incarnation = self._trainee.client.incarnation
         try:
-            return saver.save_now(position, waits_for_others)
+            return saver.save_now(position, waits_for_others, list(other_places(self._began_in)) if is_final else None)
         except (PacelineError, OSError) as error:
+            self._not_saved = str(error)
             self._say(f"paceline: no checkpoint was written: {error}")
             with suppress(PacelineError, OSError):  # the disk may be full
                 self._reporter.sink.event("checkpoint_failed", error=str(error))

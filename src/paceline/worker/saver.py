@@ -13,12 +13,13 @@ cannot be written is said and left out: training goes on, and the one before it 
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from paceline.checkpoint.retain import retain
-from paceline.checkpoint.store import write
+from paceline.checkpoint.room import elsewhere, give_way, holds, newest_whole
+from paceline.checkpoint.store import is_full
 from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
@@ -29,12 +30,13 @@ from paceline.wire import messages as m
 from paceline.worker.client import Identity
 from paceline.worker.entrance import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
 from paceline.worker.patience import SAY_EVERY_S, Patience
-from paceline.worker.saving import CopyGone, fetched
+from paceline.worker.saving import Content, CopyGone, fetched
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
 NOW_POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
 NOW_TRIES = 50
+FINAL = "the newest model lies elsewhere:"
 LOST = "no new checkpoint; those that were there are still there, and training goes on"
 Event = Callable[..., None]
 
@@ -117,6 +119,7 @@ class Saver:
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
         self._saved_s = float("-inf")
+        self._has_made_room = False
 
     # --- beside the training ----------------------------------------------------------------------------------
 
@@ -194,9 +197,12 @@ class Saver:
 
     # --- now --------------------------------------------------------------------------------------------------
 
-    def save_now(self, position: m.Position | None, waits_for_others: bool = False) -> Path:
+    def save_now(
+        self, position: m.Position | None, waits_for_others: bool = False, others: Collection[Path] | None = None
+    ) -> Path:
         """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again
-        meanwhile has its memory, but not the copy: ask for another one, until the deadline."""
+        meanwhile has its memory, but not the copy: ask for another one, until the deadline. `others`: it is the last
+        one, older ones give way to it, and these are places for it where the run folder takes no more."""
         waiting = Patience(self._me.wait_s, [device(i) for i in range(self._plan.num_ps)], self._say, SAY_EVERY_S)
         pause_s = RETRY_S
         self._calm.clear()
@@ -204,7 +210,7 @@ class Saver:
             with self._busy:
                 while True:
                     try:
-                        return self._try_now(position, waits_for_others)
+                        return self._try_now(position, waits_for_others, others)
                     except (*TRANSIENT, CopyGone) as error:
                         waiting.again(f"a ps went away while it was to be saved ({error})")
                     self._is_ended.wait(pause_s)
@@ -212,7 +218,7 @@ class Saver:
         finally:
             self._calm.set()
 
-    def _try_now(self, position: m.Position | None, waits_for_others: bool) -> Path:
+    def _try_now(self, position: m.Position | None, waits_for_others: bool, others: Collection[Path] | None) -> Path:
         connections: list[Connection] = []
         try:
             for index in range(self._plan.num_ps):
@@ -220,7 +226,7 @@ class Saver:
             copies = self._copy_now(connections, position)
             if waits_for_others:
                 copies[0] = self._await_positions(connections[0], copies[0])
-            return self._write(connections, copies)
+            return self._write(connections, copies, others)
         finally:
             self._let_go(connections)
 
@@ -256,23 +262,31 @@ class Saver:
 
     # --- both -------------------------------------------------------------------------------------------------
 
-    def _write(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
+    def _write(
+        self,
+        connections: Sequence[Connection],
+        copies: Sequence[m.Copied],
+        others: Collection[Path] | None = None,
+    ) -> Path:
         with self._writing:
-            return self._written(connections, copies)
+            return self._written(connections, copies, others)
 
-    def _written(self, connections: Sequence[Connection], copies: Sequence[m.Copied]) -> Path:
+    def _written(
+        self, connections: Sequence[Connection], copies: Sequence[m.Copied], others: Collection[Path] | None
+    ) -> Path:
         began = time.monotonic()
         num_workers = len(self._me.worker_devices)
         content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers)
         for each, copy in zip(connections, copies, strict=True):
             if copy.lineage < self.lineage_of(each.index):
                 raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")
-        path = write(self._folder, content.model, content.optimizer, content.state, content.averages, content.workers)
+        path = self._put_down(content, others)
+        if path.parent == self._folder:
+            losses.written(self._folder)
         if self.in_use is not None and path != self.in_use:
             self.in_use = None  # one of this run's own takes its place
         with suppress(CheckpointError):  # what could not be removed is in nobody's way
             retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
-        losses.written(self._folder)
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",
@@ -282,6 +296,42 @@ class Saver:
             write_s=round(time.monotonic() - began, 3),
             bytes=content.size_bytes,
         )
+        return path
+
+    def _put_down(self, content: Content, others: Collection[Path] | None) -> Path:
+        """Write it where it belongs. A full disk: what it would replace goes first; the last one goes elsewhere."""
+        in_use = [self.in_use] if self.in_use is not None else []
+        while True:
+            try:
+                return content.write(self._folder)
+            except CheckpointError as error:
+                is_final = others is not None
+                gone = give_way(self._folder, self._keep, in_use, is_final) if is_full(error) else None
+                if gone is not None:
+                    self._tell_gone(gone, content.state.global_step, error, is_final)
+                elif others is None:
+                    raise
+                else:
+                    return self._put_elsewhere(content, others, error)
+
+    def _tell_gone(self, gone: Path, step: int, error: CheckpointError, is_final: bool) -> None:
+        text = f"{gone.name} gives way to the checkpoint of step {step} ({losses.reason(error)} in {self._folder})"
+        self._say(f"paceline: {text}")
+        if is_final or not self._has_made_room:  # on the terminal, too
+            self._event("warning", text=text)
+        self._has_made_room = True
+
+    def _put_elsewhere(self, content: Content, others: Collection[Path], error: CheckpointError) -> Path:
+        state = content.state
+        whole = newest_whole(self._folder)
+        if whole is not None and holds(whole, self._folder, state.global_step, state.lineage):
+            self._say(f"paceline: {error} That step is saved already, as it was before the end.")
+            return whole.path
+        path = elsewhere(f"paceline-{self._folder.parent.name}", others, content.write)
+        if path is None:
+            raise CheckpointError(f"{error} No other place took it: {', '.join(map(str, others))}.") from error
+        losses.tell(self._folder, error, f"{FINAL} {path}; go on from there with --resume {path}", model=str(path))
+        self._say(f"paceline: {error} {FINAL} {path}")
         return path
 
     def _let_go(self, connections: Sequence[Connection]) -> None:

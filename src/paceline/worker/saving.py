@@ -4,11 +4,13 @@ Called by worker/saver with the connections that fetch the copies. No framework:
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from paceline.checkpoint.state import ShardState, State
+from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, in_c_order
 from paceline.errors import ClusterError
 from paceline.modes.spec import ModeSpec
@@ -49,6 +51,10 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         """Of its tensors; what workers have of their own is not counted."""
         tensors = [*self.model.values(), *self.optimizer.values(), *(self.averages or {}).values()]
         return sum(tensor.size_bytes for tensor in tensors)
+
+    def write(self, folder: Path) -> Path:
+        """Into a checkpoints/ folder; CheckpointError when it cannot be."""
+        return write(folder, self.model, self.optimizer, self.state, self.averages, self.workers)
 
 
 def fetched(

@@ -134,7 +134,8 @@ class Far:
         for far in self._hosts.values():
             while far.losses:
                 loss = far.losses.popleft()
-                found.append(msgspec.structs.replace(loss, file=f"{far.host.name}:{loss.file}"))
+                model = f"{far.host.name}:{loss.model}" if loss.model else ""
+                found.append(msgspec.structs.replace(loss, file=f"{far.host.name}:{loss.file}", model=model))
         return found
 
     def close(self) -> bool:

@@ -539,8 +539,10 @@ class Context:
         saves = self._saves
         self._send_position(self._where())
         saved_at = -1
-        if self.is_chief and saves and self._save(self._where()) is not None:
-            saved_at = links[0].version  # the last worker saves at the end, but it may never get there
+        if self.is_chief and saves:  # the last worker saves at the end, but it may never get there
+            is_last = trainee.client.status().live == [self.worker_index]  # the others have said what they end with
+            if self._save(self._where()) is not None and is_last:
+                saved_at = links[0].version
         reports = [link.ask(m.Close()) for link in links[1:]]
         told = [r.report for r in reports if isinstance(r, m.Closed)]
         closed = links[0].ask(m.Close(msgspec.json.encode(report), told))

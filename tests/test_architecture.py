@@ -14,27 +14,29 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "files": set(),
+    "forks": {"errors"},
     "cluster": {"errors", "modes", "params", "transport"},  # for the names that flags may take
-    "params": {"errors"},
+    "params": {"errors", "forks"},
     "views": {"params"},
     "modes": {"errors"},
     "wire": {"errors", "modes", "params"},
-    "transport": {"errors", "params", "wire"},
-    "telemetry": {"errors", "files", "cluster", "modes", "wire"},
+    "transport": {"errors", "forks", "params", "wire"},
+    "telemetry": {"errors", "forks", "files", "cluster", "modes", "wire"},
     "checkpoint": {"errors", "files", "params", "modes"},
     "server": {"errors", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint"},
     "worker": {
-        "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "checkpoint",
+        "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry",
+        "checkpoint",
     },
     "ingraph": {
-        "errors", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "worker",
+        "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "worker",
     },
     "tf1": {"ingraph"},  # TensorFlow's names under a short one
     "datasets": {"errors"},
     "models": {"errors"},
     "launchers": {
-        "errors", "files", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint",
-        "server", "worker", "ingraph", "datasets", "models", "",
+        "errors", "forks", "files", "version", "cluster", "params", "modes", "wire", "transport", "telemetry",
+        "checkpoint", "server", "worker", "ingraph", "datasets", "models", "",
     },
     "lab": {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",

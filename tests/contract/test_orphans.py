@@ -15,12 +15,13 @@ from paceline.transport.base import Stream
 
 PARENT = """
 import os, signal, sys
-from paceline.transport import LANES, base
+from paceline import forks
+from paceline.transport import LANES
 
 stream = LANES[sys.argv[1]].connect(sys.argv[2], 10.0)
 stream.send([b"hi"])
 if sys.argv[3] == "keeps":
-    base._OPEN.clear()
+    forks._held.clear()
 child = os.fork()
 if child == 0:
     os.read(0, 1)  # until the test lets go

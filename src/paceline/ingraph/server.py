@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import forks
 from paceline.cluster.discovery import Assignment, discover, discover_as
 from paceline.cluster.listening import listen
 from paceline.cluster.pinning import GpuUse, beside
@@ -38,6 +39,7 @@ from paceline.transport.reception import Reception
 from paceline.transport.security import Role
 from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
+from paceline.worker.script import script_line
 
 assert copies.tower and adopted.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
@@ -68,6 +70,7 @@ class Server:
         start: bool = True,
     ) -> None:
         let_errors_set_the_exit_code()
+        self._owner = forks.Owner()
         self._assignment = _assignment(cluster, job_name, task_index)
         self.neighbours = Neighbours(self._assignment, is_serving=True)
         use = (config or ConfigProto()).gpu_use(GpuUse.of(self._assignment.settings))
@@ -124,6 +127,8 @@ class Server:
 
     def join(self) -> None:
         """Serve until this task is stopped: by SIGTERM, Ctrl+C, stop(), or the end of a launched run's client."""
+        if not self._owner.is_here:
+            raise self._owner.refusal(f"server.join(){script_line()}")
         self._phase = SERVES
         _tell_phase(self._assignment, self._phase)
         aside = Aside(self._assignment)
@@ -143,7 +148,9 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """Listen no more; calls that run are cut off, and join() returns."""
+        """Listen no more; calls that run are cut off, and join() returns. In a forked child nothing is done."""
+        if not self._owner.is_here:
+            return
         self._over.set()
         if self not in _servers:
             return
@@ -182,6 +189,8 @@ def finish(is_ok: bool) -> None:
     """After a script that was launched: when the chief is done as a client, the tasks that only join are done too."""
     while _made:
         server = _made.pop()
+        if not server._owner.is_here:
+            continue
         if is_ok and server._assignment.source == "launcher" and server.task in server.cluster.workers:
             _report(server._assignment, server._phase)
             if server.task == server.cluster.chief:

@@ -63,6 +63,9 @@ def init(
     if given is None:
         assignment = _by_hand(assignment)
         _heed_threads()
+    for context in _contexts if given is None else _here.contexts:
+        if context.assignment is not None and context.assignment.task == assignment.task:
+            context.check_owner("paceline.init()")
     if assignment.task.job == "ps":
         serve_ps(assignment)
         sys.exit(0)
@@ -143,7 +146,7 @@ def finish(is_ok: bool, is_interrupted: bool = False) -> None:
 
 def give_up() -> None:
     """After Ctrl+C: whoever pressed it at a task started by hand does not start it again, so the ps need not wait."""
-    given_up = [context.assignment for context in _contexts]
+    given_up = [context.assignment for context in _contexts if context.owner.is_here]
     finish(is_ok=False, is_interrupted=True)
     for each in given_up:
         if each is not None and each.source != "launcher" and each.task in each.cluster.workers:

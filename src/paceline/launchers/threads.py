@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import forks
 from paceline.cluster import chaos
 from paceline.cluster.certificate import make_certificate
 from paceline.cluster.discovery import Assignment
@@ -85,7 +86,7 @@ class _Cluster:
             self._errors[assignment.task] = error
 
     def _work(self, assignment: Assignment) -> None:
-        context = None
+        context, owner = None, forks.Owner()
         try:
             with tasks.in_this_thread(assignment) as contexts:
                 if inspect.signature(self._fn).parameters:
@@ -96,6 +97,8 @@ class _Cluster:
                 for each in contexts:
                     each.close()
         except BaseException as error:
+            if not owner.is_here:
+                raise  # a child that the function forked: its error says nothing of the worker
             self._errors[assignment.task] = error
             for each in contexts:
                 each.close(is_ok=False)

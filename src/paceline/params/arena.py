@@ -14,8 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline import forks
+
 SEALS = 0x0002 | 0x0004  # F_SEAL_SHRINK, F_SEAL_GROW: nobody can pull the memory from under the other side
 F_ADD_SEALS = 1033
+MAP_FIXED = 0x10
 
 
 def has_shared_memory() -> bool:
@@ -61,7 +64,8 @@ class Arena:
 
     @classmethod
     def private(cls, size_bytes: int) -> "Arena":
-        return cls(memoryview(mmap.mmap(-1, max(1, size_bytes)))[:size_bytes], None)
+        """Memory of this process alone: a forked child gets a copy, as of all that the framework allocates."""
+        return cls(memoryview(mmap.mmap(-1, max(1, size_bytes), access=mmap.ACCESS_COPY))[:size_bytes], None)
 
     @classmethod
     def shared(cls, size_bytes: int) -> "Arena":
@@ -107,9 +111,27 @@ def _mapped(fd: int, size_bytes: int, is_writable: bool) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, f"{length} bytes of shared memory could not be mapped: {os.strerror(number)}")
     block = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(block, libc.munmap, address, length).atexit = False
+    mapping = _Mapping(address, length)
+    forks.hold(mapping)
+    weakref.finalize(block, mapping.close).atexit = False
     memory = memoryview(block).cast("B")[:size_bytes]
     return memory if is_writable else memory.toreadonly()
+
+
+class _Mapping:
+    """Where shared memory is mapped."""
+
+    def __init__(self, address: int, length: int) -> None:
+        self._address, self._length = address, length
+
+    def close(self) -> None:
+        forks.release(self)
+        _libc().munmap(self._address, self._length)
+
+    def close_in_child(self) -> None:
+        """Put zeros of the child's own in its place: views stay valid, and nothing can be written to the others."""
+        access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED
+        _libc().mmap(self._address, self._length, access, kind, -1, 0)
 
 
 @cache

@@ -4,11 +4,12 @@ Called by `sink` (JSON lines) and `summaries` (TensorBoard), which say what writ
 Must never make `put` wait or raise: what does not fit or cannot be written is dropped and counted.
 """
 
-import os
 import threading
 import time
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
+
+from paceline import forks
 
 PACE_S = 0.25  # after a batch the thread rests this long, so that a burst becomes few writes
 
@@ -40,7 +41,7 @@ class Background(Generic[Item]):
         self._closed = False
         self.cpu_s = 0.0  # processor time of the thread so far
         self._wake = threading.Condition()  # its lock is reentrant: a signal handler may put as well
-        self._process = os.getpid()
+        self._owner = forks.Owner()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -79,7 +80,7 @@ class Background(Generic[Item]):
 
     def _is_forked(self) -> bool:
         """A forked child has no such thread, and may have inherited the lock while it was held."""
-        return os.getpid() != self._process
+        return not self._owner.is_here
 
     def _run(self) -> None:
         is_last = False

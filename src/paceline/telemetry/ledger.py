@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline import forks
 from paceline.telemetry import losses
 
 LOST = "this ledger ends here, and `paceline verify` can prove nothing of what follows; training goes on"
@@ -82,7 +83,7 @@ class Ledger:
     written of something that will be done again.
     """
 
-    __slots__ = ("_at", "_base", "_file", "_memory", "_path", "is_full")
+    __slots__ = ("__weakref__", "_at", "_base", "_file", "_memory", "_path", "is_full")
 
     def __init__(self, path: Path, position: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,10 +95,11 @@ class Ledger:
         self.is_full = False
         self._map(start // GROW_BYTES * GROW_BYTES)
         self._at = start - self._base
+        forks.hold(self)
 
     def _map(self, base: int) -> None:
         _allocate(self._file, base)
-        self._memory = mmap.mmap(self._file, GROW_BYTES, offset=base)
+        self._memory: mmap.mmap | bytearray = mmap.mmap(self._file, GROW_BYTES, offset=base)
         self._base = base
         self._at = 0
 
@@ -140,15 +142,28 @@ class Ledger:
                 self._at += RECORD_BYTES
                 return False
             return True
-        self._memory.close()
+        self._unmap()
         self._map(self._base + GROW_BYTES)
         return True
 
     def close(self) -> None:
         """Cut off what was not used."""
-        self._memory.close()
+        if self._file < 0:
+            return
+        forks.release(self)
+        self._unmap()
         os.ftruncate(self._file, self.position)
         os.close(self._file)
+
+    def close_in_child(self) -> None:
+        """Leave the file to the parent: what is written here from now on goes nowhere."""
+        self._unmap()
+        os.close(self._file)
+        self._file, self._memory, self.is_full = -1, bytearray(GROW_BYTES), True
+
+    def _unmap(self) -> None:
+        if isinstance(self._memory, mmap.mmap):
+            self._memory.close()
 
 
 def _allocate(file: int, base: int) -> None:

@@ -4,14 +4,13 @@ A lane listens and connects; a stream moves bytes in order and, where memory can
 A new lane passes tests/contract/test_lane_contract.py and never decides anything about training.
 """
 
-import os
 import socket
 import struct
 import time
-import weakref
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from paceline import forks
 from paceline.errors import ConnectionLost, WaitTimeout
 from paceline.params.arena import Arena
 
@@ -37,6 +36,25 @@ class Rest:
             raise ConnectionLost(f"{self._name} fell silent in the middle of a message for {REST_S:.0f} s")
 
 
+class _Inherited:
+    """In the place of a socket that was the parent's."""
+
+    def __init__(self, owner: forks.Owner) -> None:
+        self._owner = owner
+
+    def close(self) -> None:
+        """Nothing is open here."""
+
+    def shutdown(self, how: int) -> None:
+        """Nothing may be ended here."""
+
+    def getsockopt(self, *what: int) -> bytes:
+        raise OSError("a socket of the parent process")
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._owner.refusal("a connection of paceline used")
+
+
 class Stream:
     """A connected blocking socket. Reads and writes are whole or raise."""
 
@@ -49,7 +67,8 @@ class Stream:
         self._sock = sock
         self._send_s = 0.0
         self.set_send_timeout(SEND_S)
-        _OPEN.add(self)
+        self._owner = forks.Owner()
+        forks.hold(self)
 
     def set_timeout(self, seconds: float) -> None:
         """Let reads give up after this long (0: never). The kernel's timeout costs no extra system call."""
@@ -148,8 +167,10 @@ class Stream:
         self._sock.close()
 
     def close_in_child(self) -> None:
-        """Forget the descriptor in a forked child, without telling the other side."""
+        """Forget the descriptor in a forked child, without telling the other side. A DataLoader's children inherit our
+        sockets; while they held them, the death of a worker would go unseen."""
         self._sock.close()
+        self._sock = _Inherited(self._owner)  # type: ignore[assignment]
 
 
 class Listener(Protocol):
@@ -190,15 +211,3 @@ def _timeval(seconds: float) -> bytes:
     whole = int(seconds)
     micros = int((seconds - whole) * 1e6)
     return struct.pack("ll", whole, micros if whole or micros or not seconds else 1)  # 0 means for ever
-
-
-_OPEN: "weakref.WeakSet[Stream]" = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    # A DataLoader's children inherit our sockets; while they hold them, the death of a worker goes unseen.
-    for stream in list(_OPEN):
-        stream.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

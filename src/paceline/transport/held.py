@@ -6,9 +6,25 @@ go of a held one and listens there itself.
 
 import socket
 
+from paceline import forks
 from paceline.transport.base import split
 
-_HELD: dict[str, socket.socket] = {}
+
+class _Port:
+    """One address; a forked child does not hold it, so that it is free once this process has ended."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        forks.hold(self)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        self._sock.close()
+
+
+_HELD: dict[str, _Port] = {}
 
 
 def hold(address: str) -> None:
@@ -23,7 +39,7 @@ def hold(address: str) -> None:
     except OSError:
         sock.close()
         raise
-    _HELD[address] = sock
+    _HELD[address] = _Port(sock)
 
 
 def is_held(address: str) -> bool:
@@ -32,9 +48,9 @@ def is_held(address: str) -> bool:
 
 def let_go(address: str) -> None:
     """So that this process can listen there."""
-    sock = _HELD.pop(address, None)
-    if sock is not None:
-        sock.close()
+    port = _HELD.pop(address, None)
+    if port is not None:
+        port.close()
 
 
 def free_port(host: str) -> int:

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import ClassVar
 
+from paceline import forks
 from paceline.errors import ConnectionLost, HostNotFound
 from paceline.transport.base import Stream, split
 
@@ -143,6 +144,7 @@ class Door:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._is_closed = False
+        forks.hold(self)
 
     def accept(self) -> socket.socket:
         while True:
@@ -158,4 +160,8 @@ class Door:
         self._is_closed = True
         with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
             self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Forget the descriptor: a child that lives on must not keep the address."""
         self._sock.close()

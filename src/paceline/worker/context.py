@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from paceline import forks
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.checkpoint.room import other_places
@@ -50,6 +51,7 @@ class Context:
     """One task's view of its run. Usable as a context manager; closing it ends this worker's part."""
 
     def __init__(self, assignment: Assignment | None, out: Callable[[str], None]) -> None:
+        self.owner = forks.Owner()
         self._assignment = assignment
         self._say = out
         self._trainee: Any = None
@@ -106,7 +108,7 @@ class Context:
     def mode(self) -> str:
         """The mode that holds now, by name."""
         if self._trainee is not None:
-            self._trainee.settle()
+            self._settle()
             name: str = self._trainee.client.dial.spec.name
             return name
         return self._assignment.settings.mode if self._assignment else "single"
@@ -130,7 +132,7 @@ class Context:
         """Updates applied by the cluster, as far as this worker has seen."""
         if self._trainee is None:
             return self._alone_step if self._count_alone is None else self._count_alone()
-        self._trainee.settle()
+        self._settle()
         version: int = self._trainee.client.links[0].version
         return version
 
@@ -153,6 +155,7 @@ class Context:
         of Keras; `names` says what a Keras model's weights are called in a cluster of both (docs/keras.md)."""
         from paceline.worker.preparation import prepare
 
+        self.check_owner("ctx.prepare()")
         return prepare(self, objects, shard, names)
 
     def identity(self) -> Identity:
@@ -309,6 +312,7 @@ class Context:
     def epochs(self, count: Count) -> Iterator[int]:
         """The epochs that remain for this worker."""
         number = whole("epochs", count)
+        self.check_owner("ctx.epochs()")
         if self.job == "evaluator":
             return
         if self._trainee is not None:
@@ -320,6 +324,7 @@ class Context:
     def steps(self, total: Count) -> Iterator[int]:
         """Steps of this worker until the *cluster* has applied exactly `total` updates."""
         total = whole("steps", total)
+        self.check_owner("ctx.steps()")
         if self._trainee is None:
             yield from range(total)
             return
@@ -349,6 +354,7 @@ class Context:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
+        self.check_owner("ctx.log()")
         self._reporter.log(values, self._trainee)
 
     def print(self, *values: object) -> None:
@@ -358,6 +364,7 @@ class Context:
 
     def barrier(self) -> None:
         """Wait until every live worker is here; rounds go on without those who wait."""
+        self.check_owner("ctx.barrier()")
         if self._trainee is not None:
             self._ask(m.Barrier())
             self._trainee.refresh()
@@ -367,6 +374,7 @@ class Context:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Out of rounds while evaluating, say: nobody waits for this worker inside."""
+        self.check_owner("ctx.pause()")
         if self._trainee is None:
             yield
             return
@@ -381,6 +389,7 @@ class Context:
 
     def pull(self) -> None:
         """The newest parameters, now (in mode local: unless this worker is between two exchanges)."""
+        self.check_owner("ctx.pull()")
         if self._evaluator is not None:
             self._alone_step = self._evaluator.pull()
         elif self._trainee is not None:
@@ -389,6 +398,7 @@ class Context:
     @contextmanager
     def ema(self) -> Iterator[None]:
         """Inside, the model holds the averages that the ps keep with --ema; outside, its own parameters again."""
+        self.check_owner("ctx.ema()")
         holder = self._trainee or self._evaluator
         if holder is not None:
             with holder.averages():
@@ -410,7 +420,7 @@ class Context:
 
     def begin_pass(self, loader: Any) -> Any:
         """Called by a prepared loader when a pass begins; return what counts the samples of its batches, if they do."""
-        if self._trainee is None or loader is not self.training_loader:
+        if self._trainee is None or loader is not self.training_loader or not self.owner.is_here:
             return None
         self._trainee.begin_loop()
         samples = self._trainee.samples
@@ -422,6 +432,7 @@ class Context:
         """Ask for another mode; it holds once every worker has finished a step. `numbers` are run's flags by their
         Python names: replicas_to_aggregate, extra_tokens, grace_ms, staleness, local_steps, outer. Alone: nothing."""
         spec = spec_of(name, **numbers)
+        self.check_owner("ctx.switch_mode()")
         if self._trainee is not None:
             check_mode(spec, self.num_workers)
             self._trainee.client.switch_mode(spec)
@@ -430,6 +441,8 @@ class Context:
         """Which worker of how many this is among those that train now; for an elastic cluster's shares of the data."""
         if not self.is_elastic:
             return self.worker_index, self.num_workers
+        if not self.owner.is_here:
+            return self._place
         live = self._trainee.client.status().live if self._trainee is not None else []
         if self.worker_index in live:  # else: ps:0 did not answer in time
             self._place = live.index(self.worker_index), len(live)
@@ -443,6 +456,7 @@ class Context:
     @contextmanager
     def assign(self) -> Iterator[None]:
         """Inside, load_state_dict of model and optimizer is for the whole cluster; the chief's values are taken."""
+        self.check_owner("ctx.assign()")
         if self._trainee is None:
             yield
             return
@@ -463,6 +477,7 @@ class Context:
     def takes(self, what: str) -> bool:
         """Whether what this worker loads with `what` goes to the ps: the chief's, before the first step or inside
         assign(), and a single worker's at any time. Refuse it in the middle of a run with several."""
+        self.check_owner(what)
         trainee = self._trainee
         is_first = trainee is None or not trainee.pushes
         if self.is_assigning or (is_first and self.started_at == 0):
@@ -488,6 +503,7 @@ class Context:
     def save(self) -> Path | None:
         """Write a checkpoint now, in the run folder. The chief does; where the others call it too, at the same step,
         they say where they are, so that a resumed run goes on at the same bit."""
+        self.check_owner("ctx.save()")
         trainee = self._trainee
         if trainee is None or self._paths() is None:
             return None
@@ -506,8 +522,9 @@ class Context:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def close(self, is_ok: bool = True, is_interrupted: bool = False) -> None:
-        """Report and leave; the last worker to do so writes the final checkpoint. After Ctrl+C the chief saves, too."""
-        if self._is_closed:
+        """Report and leave; the last worker to do so writes the final checkpoint. After Ctrl+C the chief saves, too. A
+        forked child that ends leaves nothing: the part is its parent's."""
+        if self._is_closed or not self.owner.is_here:
             return
         self._is_closed = True
         self._reporter.stop()
@@ -602,6 +619,16 @@ class Context:
         self.close(is_ok=error is None, is_interrupted=isinstance(error, KeyboardInterrupt))
 
     # --- inside -----------------------------------------------------------------------------------------------
+
+    def check_owner(self, what: str) -> None:
+        """Refuse in a forked child what only its parent can do; without a cluster there is nothing to refuse."""
+        if self._assignment is not None and not self.owner.is_here:
+            raise self.owner.refusal(f"{what}{script_line()}")
+
+    def _settle(self) -> None:
+        """Take the answer of the last push, if it is this process's."""
+        if self.owner.is_here:
+            self._trainee.settle()
 
     def _ask(self, request: m.Request) -> m.Reply:
         """Ask ps:0, with the last answer taken. A ticket of the mode before is none in the next one."""

@@ -194,7 +194,10 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
 
 
 def _loaded(ctx: "Context", trainee: Trainee) -> None:
-    """Send the values that the script has loaded into the model to the ps, if they are the cluster's."""
+    """Send the values that the script has loaded into the model to the ps, if they are the cluster's. A forked child
+    loads into its own copy."""
+    if not trainee.owner.is_here:
+        return
     if ctx.takes("model.load_state_dict()"):
         trainee.assign_parameters()
     elif ctx.started_at and not ctx.is_assigning:

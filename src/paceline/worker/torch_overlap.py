@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from paceline import forks
 from paceline.errors import ConnectionLost, UsageError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
@@ -30,6 +31,7 @@ class Overlap:
         self, client: Client, layout: Layout, plan: Plan, outgoing: Outgoing, parameters: Sequence[torch.Tensor]
     ) -> None:
         links = client.links
+        self._owner = forks.Owner()
         self._client = client
         self.shards: Collection[int] = [s for s in outgoing.direct if not links[s].shares_memory]
         self._links = links
@@ -48,7 +50,7 @@ class Overlap:
     def _is_ready(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has finished this gradient, for this backward pass. While the last push is not answered the slot
         on a ps may still be read; then it waits for step()."""
-        if parameter.grad is not None and not self._client.is_pending:
+        if parameter.grad is not None and not self._client.is_pending and self._owner.is_here:
             self._hand_over(index, parameter.grad)
 
     def _hand_over(self, index: int, gradient: torch.Tensor) -> None:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Protocol
 
+from paceline import forks
 from paceline.cluster.spec import Task
 from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
@@ -92,6 +93,7 @@ class Trainee(ABC):
     is_local = False  # the optimizer runs here, and deltas are pushed
 
     def __init__(self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str) -> None:
+        self.owner = forks.Owner()
         self.spec = spec
         self.layout = layout
         self.plan: Plan = place(layout, num_ps, placement)
@@ -193,6 +195,7 @@ class Trainee(ABC):
 
     def before_step(self) -> None:
         """Refuse or prepare what must hold before a gradient leaves."""
+        self.check_owner("optimizer.step()")
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         self.settle()  # an answer that Ctrl+C has interrupted
@@ -204,6 +207,11 @@ class Trainee(ABC):
             self.slowness.hold_back()
         if self.injection is not None:
             self.injection.before_push(self.steps + 1, self._spoil)
+
+    def check_owner(self, what: str) -> None:
+        """Refuse what a forked child, which has a copy of all this, asks of the cluster."""
+        if not self.owner.is_here:
+            raise self.owner.refusal(f"{what}{script_line()}")
 
     def check_parameters(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to check)
         """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
@@ -424,6 +432,7 @@ class Trainee(ABC):
 
     def slots(self) -> Slots:
         """All optimizer state of the cluster."""
+        self.check_owner("the optimizer's state read")
         self.settle()
         return gather(self.client.links, self.layout)
 

@@ -1,0 +1,77 @@
+"""WHICH process is this? A child that the script forks holds copies of what its parent has, and must not act for it.
+
+The one place that knows it: os.fork, multiprocessing's "fork" and DataLoader workers all pass here. What a task holds
+beyond its own memory registers with `hold`, and is let go of in a child without a word to the other side; whatever acts
+for a task keeps an `Owner` and asks it. A task that launchers/forking makes has made nothing before its fork, so there
+everything is its own.
+"""
+
+import os
+import weakref
+from typing import Protocol
+
+from paceline.errors import UsageError
+
+INSTEAD = (
+    "Call it there. The child's copy of the model is its own: evaluate it, or train it with an optimizer that it "
+    "makes"
+)
+
+_depth = 0  # forks between the first process and this one
+
+
+class Held(Protocol):
+    """A descriptor, or memory that several processes map."""
+
+    def close_in_child(self) -> None:
+        """Let go of it in a forked child, so that nothing changes for the parent. Must not raise or wait."""
+
+
+class Owner:
+    """The process in which this was made.
+
+    >>> owner = Owner()
+    >>> owner.is_here
+    True
+    """
+
+    __slots__ = ("_depth", "_pid")
+
+    def __init__(self) -> None:
+        self._depth, self._pid = _depth, os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process, and not a child of it."""
+        return self._depth == _depth
+
+    def refusal(self, what: str) -> UsageError:
+        """Return the error for a child that does what only the owner can."""
+        return UsageError(
+            f"{what} in a forked child: only its parent (pid {self._pid}) takes part in the run. {INSTEAD}"
+        )
+
+
+_held: "weakref.WeakSet[Held]" = weakref.WeakSet()
+
+
+def hold(held: Held) -> None:
+    """Have this let go of in every child that is forked from now on."""
+    _held.add(held)
+
+
+def release(held: Held) -> None:
+    """Take it back: it is gone here, too."""
+    _held.discard(held)
+
+
+def _is_forked() -> None:
+    global _depth
+    _depth += 1
+    inherited = list(_held)
+    _held.clear()
+    for each in inherited:
+        each.close_in_child()
+
+
+os.register_at_fork(after_in_child=_is_forked)

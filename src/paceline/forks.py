@@ -13,8 +13,7 @@ from typing import Protocol
 from paceline.errors import UsageError
 
 INSTEAD = (
-    "Call it there. The child's copy of the model is its own: evaluate it, or train it with an optimizer that it "
-    "makes"
+    "Call it there. The child's copy of the model is its own: evaluate it, or train it with an optimizer that it makes"
 )
 
 _depth = 0  # forks between the first process and this one

@@ -20,7 +20,7 @@ import pytest
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.modes.spec import ModeSpec
-from paceline.telemetry import background, lines, sink, staleness, steps, summary
+from paceline.telemetry import lines, sink, staleness, steps, summary
 from paceline.telemetry.background import Background
 from paceline.telemetry.read import records, reports, tick_of
 from paceline.telemetry.records import ModeChange, PsReport, SplitMs, StepMs, WorkerReport
@@ -192,19 +192,6 @@ def test_a_disk_that_hangs_never_makes_put_or_close_wait_for_it() -> None:
     disk.gate.set()
     assert buffer.close(timeout_s=10)
     assert (disk.seen, disk.last) == ([0, 1, 2], 2)
-
-
-def test_a_forked_child_stays_silent_and_does_not_wait(monkeypatch) -> None:
-    disk = Gated()
-    disk.gate.set()
-    buffer: Background[int] = Background("test-fork", disk)
-    with monkeypatch.context() as child:
-        child.setattr(background.os, "getpid", lambda: -1)
-        buffer.put(1)
-        assert buffer.close(timeout_s=10)
-    assert buffer._thread.is_alive()
-    buffer.close(timeout_s=10)
-    assert disk.seen == []
 
 
 # ---- steps -----------------------------------------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""What a forked child has of its parent: copies, and nothing that it could end. Real forks, of this very process."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import forks
+from paceline.errors import UsageError
+from paceline.params.arena import Arena, has_shared_memory
+from paceline.telemetry import ledger as led
+from paceline.telemetry.background import Background
+from paceline.transport import held
+from paceline.transport.tcp import TcpStream
+
+CHILD_S = 30
+
+
+def in_child(body: Callable[[], bool]) -> int:
+    """0: the child's body said yes. A child that waits for ever is ended by its alarm."""
+    pid = os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            signal.alarm(CHILD_S)
+            code = 0 if body() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@contextmanager
+def held_by_another_thread(lock: "threading.Lock | threading.Condition") -> Iterator[None]:
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            may_end.wait(CHILD_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(CHILD_S)
+    yield
+    may_end.set()
+    thread.join()
+
+
+def is_refused(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except UsageError as error:
+        return "in a forked child" in str(error)
+    return False
+
+
+def test_an_owner_is_in_one_process_only() -> None:
+    owner = forks.Owner()
+
+    def of_the_child() -> bool:
+        own = forks.Owner()
+        return own.is_here and not owner.is_here and in_child(lambda: not own.is_here and not owner.is_here) == 0
+
+    assert owner.is_here and in_child(of_the_child) == 0
+    assert str(os.getpid()) in str(owner.refusal("ctx.pull()"))
+
+
+def test_private_memory_is_copied_for_a_child() -> None:
+    numbers = np.frombuffer(Arena.private(1 << 16).memory, "<u4")
+    numbers[:] = 7
+    (seen, see), (may_look, look) = os.pipe(), os.pipe()
+
+    def writes_and_looks() -> bool:
+        numbers[:100] = 9
+        os.write(see, b".")
+        os.read(may_look, 1)
+        return bool((numbers[:100] == 9).all() and (numbers[100:] == 7).all())
+
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_S)
+        os._exit(0 if writes_and_looks() else 1)
+    os.read(seen, 1)
+    assert (numbers == 7).all(), "the child has written into its parent's memory"
+    numbers[:] = 8
+    os.write(look, b".")
+    assert os.waitpid(pid, 0)[1] == 0, "the parent has written into its child's memory"
+    for each in (seen, see, may_look, look):
+        os.close(each)
+
+
+@pytest.mark.skipif(not has_shared_memory(), reason="no memory can be handed over here")
+def test_a_child_reaches_no_shared_memory() -> None:
+    arena = Arena.shared(1 << 16)
+    assert arena.fd is not None
+    again = Arena.opened(arena.fd, 1 << 16, is_writable=False)
+    arena.memory[:] = b"\x07" * (1 << 16)
+
+    def writes() -> bool:
+        is_cleared = not any(arena.memory) and not any(again.memory)
+        arena.memory[:] = b"\x09" * (1 << 16)
+        return is_cleared and not any(again.memory)
+
+    assert in_child(writes) == 0
+    assert set(arena.memory) == {7} and set(again.memory) == {7}
+    arena.close()
+
+
+def test_the_ledger_is_not_the_childs(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.ledger"
+    ledger = led.Ledger(path)
+    ledger.write(led.Kind.START)
+
+    def writes_and_closes() -> bool:
+        for _ in range(led.GROW_RECORDS + 1):
+            ledger.write(led.Kind.PULL)
+        ledger.close()
+        return True
+
+    assert in_child(writes_and_closes) == 0
+    ledger.write(led.Kind.PUSH)  # into a file that was cut it would be a SIGBUS
+    ledger.close()
+    assert [record.kind for record in led.read(path)] == [led.Kind.START, led.Kind.PUSH]
+
+
+class Kept:
+    """What was written, and how often it ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.ends = 0
+
+    def write(self, item: int) -> None:
+        self.seen.append(item)
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self, dropped: int) -> None:
+        self.ends += 1
+
+
+def test_records_of_a_child_go_nowhere_and_are_not_waited_for() -> None:
+    kept = Kept()
+    buffer: Background[int] = Background("test-fork", kept)
+
+    def puts_and_closes() -> bool:
+        buffer.put(1)
+        return buffer.close(timeout_s=10) and not kept.seen and not kept.ends
+
+    with held_by_another_thread(buffer._wake):
+        assert in_child(puts_and_closes) == 0
+    assert buffer.close(timeout_s=10)
+    assert (kept.seen, kept.ends) == ([], 1)
+
+
+def test_a_child_can_neither_use_nor_end_a_connection() -> None:
+    ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    theirs.connect(ours.getsockname())
+    accepted, stream = ours.accept()[0], TcpStream(theirs)
+
+    def tries() -> bool:
+        are_refused = [is_refused(lambda: stream.send([b"no"])), is_refused(lambda: stream.recv_some(memoryview(b"")))]
+        stream.kernel_bytes()
+        stream.shutdown()
+        stream.close()
+        return all(are_refused)
+
+    assert in_child(tries) == 0
+    stream.send([b"yes"])
+    assert accepted.recv(10) == b"yes"
+    for each in (accepted, ours, stream):
+        each.close()
+
+
+def test_a_child_that_lives_on_keeps_no_address() -> None:
+    address = f"127.0.0.1:{held.free_port('127.0.0.1')}"
+    held.hold(address)
+    go, let_go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_S)
+        os.read(go, 1)
+        os._exit(0)
+    held.let_go(address)
+    held.hold(address)  # fails while somebody listens there
+    held.let_go(address)
+    os.write(let_go, b".")
+    os.waitpid(pid, 0)
+    os.close(go)
+    os.close(let_go)

@@ -87,17 +87,37 @@ def ps_comes_last(cluster: ByHand) -> None:
     """With spaces, dashes, quotes that the shell has left, and in another order; the ports were used a moment ago."""
     workers = f"{cluster.worker_0},{cluster.worker_1}"
     one = cluster.start(
-        "worker", 1, "--worker-hosts", workers, "--task-index", "1", "--ps-hosts", cluster.ps, "--job-name", "worker"
-    )
+        "worker", 1, "--worker-hosts", workers, "--task-index", "1", "--ps-hosts", cluster.ps, "--job-name", "worker",
+        "--log-style", "tf",
+    )  # fmt: skip
     quoted = (f'--worker_hosts="{workers}"', "--job_name='worker'", f'--ps_hosts="{cluster.ps}"', "--task_index=0")
-    chief = cluster.start("worker", 0, *quoted, "--log_every", "1")
+    chief = cluster.start("worker", 0, *quoted, "--log_every", "1", "--log_style=tf")
     for worker in (one, chief):
-        worker.wait_for(r"^Still waiting for response from worker: /job:ps/replica:0/task:0 \(0 s\)$")
-    ps = cluster.start("ps", 0, "--task_index=0", "--ps_hosts", cluster.ps, "--job-name=ps", "--worker_hosts", workers)
+        worker.wait_for(r"^CreateSession still waiting for response from worker: /job:ps/replica:0/task:0$")
+    ps = cluster.start(
+        "ps", 0, "--task_index=0", "--ps_hosts", cluster.ps, "--job-name=ps", "--worker_hosts", workers,
+        "--log-style=tf",
+    )  # fmt: skip
     for each in (chief, one, ps):
         each.ends_with(0)
-    steps = [re.search(r"training step (\d+) done", line) for line in chief.lines]
+    check_document_s_lines(cluster, ps, chief)
+    steps = [re.search(r"Worker 0: traing step (\d+) dome \(global step:\d+\)$", line) for line in chief.lines]
     assert [int(found[1]) for found in steps if found] == list(range(1, 41)), "--log_every 1 prints every step"
+
+
+def check_document_s_lines(cluster: ByHand, ps: Process, chief: Process) -> None:
+    """With --log-style tf they are in the words of documents 002 and 004."""
+    assert ps.lines[:6] == [
+        "job_name : ps",
+        "task_index : 0",
+        f"Initialize GrpcChannelCache for job ps -> {{0 -> {cluster.ps}}}",
+        f"Initialize GrpcChannelCache for job worker -> {{0 -> {cluster.worker_0}, 1 -> {cluster.worker_1}}}",
+        "Found by: flags",
+        f"Started server with target: grpc://{cluster.ps}",
+    ]
+    assert re.search(r"^Training elapsed time:\d+\.\d{6} s$", chief.text, re.M), chief.text
+    for ours in ("Cluster: ", "Still waiting", "paceline://", "training step"):
+        assert ours not in ps.text + chief.text
 
 
 def test_ctrl_c_in_the_middle_ends_every_task_with_130(cluster: ByHand, processes: Processes, gate: Gate) -> None:

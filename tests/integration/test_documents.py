@@ -1,4 +1,7 @@
-"""The very command lines of documents 000, 002 and 003, run by bash; only hosts and sizes are others."""
+"""The very command lines of documents 000, 002 and 003, run by bash; only hosts and sizes are others.
+
+Documents 000 and 002 with --log-style tf, which prints the documents' own words.
+"""
 
 import re
 import shutil
@@ -48,7 +51,7 @@ def write_settings(folder: Path, ps: list[str], workers: list[str]) -> None:
 
 def sized(commands: str, flags: str) -> str:
     """The commands, with the script's own flags for a short training."""
-    return re.sub(r"(--task_index=\d)", rf"\1 {flags}", commands)
+    return re.sub(r"(--task_index=\d)", rf"\1 --log_style=tf {flags}", commands)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +64,16 @@ def test_document_000(section: str, processes: Processes, ports: Reserved, folde
     updates = 60 if "sync" in commands else 60 * num_workers
     for index in range(num_ps):
         log = (folder / f"ps{index or ''}.log").read_text().splitlines()
+        assert log[2].startswith("Initialize GrpcChannelCache for job ps -> {0 -> localhost:")
+        assert any(line.startswith("Started server with target: grpc://localhost:") for line in log)
         assert "job_name : ps" in log and f"task_index : {index}" in log and "Found by: settings.py" in log
         assert log[-1] == f"ps:{index} served {updates} updates"
     for index in range(num_workers):
         log = (folder / f"worker{index or ''}.log").read_text()
         assert re.search(r"^Epoch 2: cost \d+\.\d+, \d+\.\d+ s$", log, re.M)
         assert re.search(r"^Test-Accuracy: 0\.\d\d$", log, re.M)
-        assert re.search(r"^Training elapsed time: \d+\.\d{6} s$", log, re.M)
+        assert re.search(r"^Training elapsed time:\d+\.\d{6} s$", log, re.M)
+        assert re.search(rf"^\d+\.\d{{6}}: Worker {index}: traing step \d+ dome \(global step:\d+\)$", log, re.M)
 
 
 DOCUMENT_002 = """
@@ -91,7 +97,7 @@ def check_document_002(folder: Path, source: str) -> None:
     assert ps[-1] == "ps:0 served 300 updates", "the workers share exactly so many global steps"
     for name in ("worker.log", "worker1.log"):
         log = (folder / name).read_text()
-        assert re.search(r"^\d+\.\d{6}: Worker [01]: training step \d+ done \(global step: \d+\)$", log, re.M), log
+        assert re.search(r"^\d+\.\d{6}: Worker [01]: traing step \d+ dome \(global step:\d+\)$", log, re.M), log
         assert re.search(r"^After 300 training step\(s\), validation cross entropy = \d+(\.\d+)?$", log, re.M), log
         assert re.search(r"^Training ends @ \d+\.\d{6}$", log, re.M), log
 

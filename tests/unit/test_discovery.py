@@ -117,7 +117,8 @@ def test_a_broken_launcher_environment_is_refused(broken: dict[str, str]) -> Non
 def test_settings_flags_are_read_by_hand(started: Started) -> None:
     line = (
         f"{FOUR} --mode sync --replicas-to-aggregate=2 --placement=greedy --lane=tcp --data full "
-        "--log_every=1 --log-device-placement --run_dir=runs/x --save-every=none --lease-s 2.5 --wait_s=9"
+        "--log-style=tf --log_every=1 --log-device-placement --run_dir=runs/x --save-every=none --lease-s 2.5 "
+        "--wait_s=9"
     )
     settings = started.found(line).settings
     assert msgspec.structs.replace(settings, run_id="") == Settings(
@@ -129,6 +130,7 @@ def test_settings_flags_are_read_by_hand(started: Started) -> None:
         lane="tcp",
         data="full",
         log_every=1,
+        log_style="tf",
         log_device_placement=True,
         save_every="none",
         lease_s=2.5,

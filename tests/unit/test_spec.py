@@ -120,6 +120,7 @@ def test_no_shape_of_cluster_raises_anything_but_usage_error(cluster: object) ->
         ({"lease_s": 0.0}, "above 0"),
         ({"wait_s": float("inf")}, "above 0"),
         ({"log_every": -1}, "0 .* or more"),
+        ({"log_style": "tensorflow"}, "log-style.*tf"),
         ({"keep": 0}, "at least 1 checkpoint stays"),
     ],
 )

@@ -17,8 +17,11 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from paceline.cluster.settings import Settings
+from paceline.cluster.devices import Device
+from paceline.cluster.settings import LOG_STYLES, TF, Settings
 from paceline.cluster.spec import ClusterSpec, Task
+from paceline.launchers.crew import STEPPED
+from paceline.launchers.live import SHOWN
 from paceline.modes.spec import ModeSpec
 from paceline.telemetry import lines, sink, staleness, steps, summary
 from paceline.telemetry.background import Background
@@ -59,6 +62,34 @@ def test_printed_lines_are_the_contract_word_for_word() -> None:
     assert lines.switched_line("async", "sync", 7, None) == "mode async -> sync at global step 7"
     assert lines.paused_line(2, 3) == "Paused: 2 more workers needed (--min-workers 3)"
     assert lines.going_on_line(1, 0.4) == "Going on: 1 worker is in again, after 0 s"
+
+
+def test_with_log_style_tf_they_are_the_documents_word_for_word() -> None:
+    assert lines.cluster_lines(ClusterSpec({"ps": ["localhost:2222"], "worker": ["h:1", "h:2"]}), TF) == [
+        "Initialize GrpcChannelCache for job ps -> {0 -> localhost:2222}",
+        "Initialize GrpcChannelCache for job worker -> {0 -> h:1, 1 -> h:2}",
+    ]
+    assert lines.started_line("localhost:2222", TF) == "Started server with target: grpc://localhost:2222"
+    waiting = "CreateSession still waiting for response from worker: /job:local/replica:0/task:1"
+    assert lines.waiting_line(Task("local", 1).device, 20.2, style=TF) == waiting
+    assert lines.waiting_line(Task("local", 1).device, 0, "no such host", TF) == f"{waiting}: no such host"
+    done = "1524487685.116428: Worker 0: traing step 8054 dome (global step:9960)"
+    assert lines.step_line(1524487685.116428, 0, 8054, 9960, TF) == done
+    assert lines.elapsed_line(366.604071, TF) == "Training elapsed time:366.604071 s"
+    assert lines.session_line("c7c88ec51572b4dd", "", TF) == "Start master session c7c88ec51572b4dd with config:"
+    on_task_1 = lines.placed_line("Const", "Const", Device.parse("/job:local/replica:0/task:1/cpu:0"), TF)
+    assert on_task_1 == "Const: (Const): /job:local/replica:0/task:1/cpu:0"
+    on_card = lines.placed_line("MatMul_1", "MatMul", Device.parse("/job:localhost/replica:0/task:0/gpu:3"), TF)
+    assert on_card == "MatMul_1: (MatMul): /job:localhost/replica:0/task:0/device:GPU:3"
+
+
+def test_the_launcher_knows_its_tasks_lines_in_either_style() -> None:
+    """What it shows itself is not shown again, and a worker that has made a step is seen to have made one."""
+    for style in LOG_STYLES:
+        step = lines.step_line(1.5, 0, 7, 9, style).encode()
+        assert STEPPED.search(step)
+        assert all(SHOWN.search(line.encode()) for line in lines.cluster_lines(CLUSTER, style)) and SHOWN.search(step)
+        assert not SHOWN.search(lines.started_line("h:1", style).encode())
 
 
 # ---- sink ------------------------------------------------------------------------------------------------

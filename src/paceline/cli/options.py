@@ -105,6 +105,9 @@ RunDir = Annotated[
     typer.Option("--run-dir", help="The run folder.  [default: runs/<new>; by hand: none, and nothing is saved]"),
 ]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Print every N-th step; 0: a few lines a second.")]
+LogStyle = Annotated[
+    str, typer.Option("--log-style", metavar="paceline|tf", help="tf: print lines in the words of TensorFlow 1.")
+]
 LogPlacement = Annotated[bool, typer.Option("--log-device-placement", help="Print where every variable went.")]
 WorkerDevice = Annotated[
     str,
@@ -216,6 +219,7 @@ SHARED: dict[str, object] = {
     "reseed": Reseed,
     "max_restarts": MaxRestarts,
     "log_every": LogEvery,
+    "log_style": LogStyle,
     "log_device_placement": LogPlacement,
     "worker_device": WorkerDevice,
     "ps_device": PsDevice,

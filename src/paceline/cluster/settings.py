@@ -7,6 +7,8 @@ import msgspec
 
 from paceline.modes.spec import ModeSpec, outer_momentum, parse_grace
 
+PACELINE, TF = LOG_STYLES = ("paceline", "tf")
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One run's choices.
@@ -41,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data: str = "shard"
     seed: int | None = None  # of the scripts' random numbers; each worker gets one of its own, derived from it
     log_every: int = 0  # 0: a few lines a second; N: every N-th step
+    log_style: str = PACELINE  # whose words the printed lines have; tf: those of TensorFlow 1's programs
     log_device_placement: bool = False
     worker_device: str = ""  # /gpu:0,/gpu:1 in turn, or /job:worker/task:1/cpu:0; "": a share of the host's cards
     ps_device: str = ""  # a /gpu:i leaves the cards visible to the ps

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 
 from paceline.cluster import chaos, pinning, plain, slow
-from paceline.cluster.settings import Settings
+from paceline.cluster.settings import LOG_STYLES, Settings
 from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
 from paceline.errors import UsageError
@@ -75,6 +75,7 @@ def check_ops(settings: Settings) -> None:
         _one_of("lane", settings.lane, ["auto", *(lane for lane in LANES if lane != "inproc")])
     if settings.lane == "grpc":
         grpc.check_installed()
+    _one_of("log-style", settings.log_style, LOG_STYLES)
     _check_security(settings)
     pinning.check_use(settings)
     _positive("wait_s", settings.wait_s)

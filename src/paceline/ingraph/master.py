@@ -26,6 +26,7 @@ from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
 from paceline.ingraph.raised import text_of
 from paceline.ingraph.together import Awaited, together
+from paceline.telemetry import lines
 from paceline.transport.base import Stream
 from paceline.worker import torch_devices
 
@@ -120,8 +121,7 @@ class Master:
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         if is_announced:
-            text = f" {options.text}" if options.text else ""
-            self._say(f"Start master session {name} with config:{text}")
+            self._say(lines.session_line(name, options.text, self._neighbours.log_style))
         if self._is_logged(options):
             for line in torch_devices.mapping_lines(self._neighbours.task):
                 self._say(line)
@@ -257,7 +257,8 @@ class Master:
             for name in order:
                 if name not in of.logged:
                     of.logged.add(name)
-                    self._say(f"{name}: ({of.defs[name].kind}): {placed[name]}{self._mark(placed[name])}")
+                    line = lines.placed_line(name, of.defs[name].kind, placed[name], self._neighbours.log_style)
+                    self._say(f"{line}{self._mark(placed[name])}")
         return cut(of.defs, order, placed, fetches)
 
     def _check_serve(self, of: _Session, placed: Mapping[str, Device]) -> None:

@@ -19,6 +19,7 @@ from paceline.errors import UsageError
 from paceline.ingraph import scope
 from paceline.ingraph.hardware import run_on
 from paceline.ingraph.remote import Remote
+from paceline.telemetry.lines import placed_line
 from paceline.transport.base import Stream
 from paceline.transport.security import Role
 from paceline.worker.exits import ends_waits, let_errors_set_the_exit_code
@@ -48,6 +49,10 @@ class Neighbours:
     @property
     def task(self) -> Task:
         return self.assignment.task
+
+    @property
+    def log_style(self) -> str:
+        return self.assignment.settings.log_style
 
     @property
     def address(self) -> str:
@@ -111,7 +116,7 @@ class Neighbours:
 
     def log(self, kind: str, device: Device, gpus: Callable[[], Sequence[str]]) -> None:
         """Where an op went, once; `gpus` are those of that task, as tables show them."""
-        line = f"{kind}: ({kind}): {device}"
+        line = placed_line(kind, kind, device, self.log_style)
         with self._lock:
             is_new = line not in self._logged
             self._logged.add(line)
@@ -134,7 +139,7 @@ class Neighbours:
 def remote_to(assignment: Assignment, name: str, address: str, role: Role = Role.CLIENT) -> Remote:
     """The way to any address, with this process's secret and patience."""
     settings = assignment.settings
-    made = Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say, role)
+    made = Remote(name, address, assignment.secret, settings.wait_s, settings.lane, say, role, settings.log_style)
     _ways.add(made)
     ends_waits.add(_end_waits)
     return made
@@ -231,7 +236,8 @@ def run_at(device: Device, op: "Op[..., Any]", args: Sequence[Any], kwargs: Mapp
             me = current()
             me.log(op.kind, device.filled(me.task), lambda: here().names)
         except UsageError:  # in no cluster
-            say_once(f"{op.kind}: ({op.kind}): {device.filled(LOCALHOST)}{mark(device, here().names)}", say)
+            line = placed_line(op.kind, op.kind, device.filled(LOCALHOST))
+            say_once(f"{line}{mark(device, here().names)}", say)
     return run_here(device, op, args, kwargs)
 
 

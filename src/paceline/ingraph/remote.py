@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.cluster.settings import PACELINE
 from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
 from paceline.ingraph import values
 from paceline.ingraph.raised import error_of
@@ -42,6 +43,7 @@ class Remote:
         lane: str = "auto",
         say: Callable[[str], None] = lambda line: None,
         role: Role = Role.CLIENT,
+        log_style: str = PACELINE,
     ) -> None:
         self.name = name
         self.address = address
@@ -50,6 +52,7 @@ class Remote:
         self._lane = lane
         self._say = say
         self._role = role
+        self._style = log_style
         self.is_ps = False  # as far as is known
         self._has_answered = False
         self._lock = threading.Lock()
@@ -140,7 +143,7 @@ class Remote:
 
     def _persist(self, wait_s: float) -> Channel:
         """Connect, now and then, until the deadline: tasks start in any order."""
-        waiting = Patience(wait_s, [self.name], self._say if wait_s else _say_nothing)
+        waiting = Patience(wait_s, [self.name], self._say if wait_s else _say_nothing, style=self._style)
         pause_s = RETRY_S
         while True:
             self._check_open()
@@ -166,7 +169,9 @@ class Remote:
         """The answer, however long the op takes, as long as its task lives; unless a limit was asked for."""
         probe_s = min(PROBE_S, self._wait_s / PROBES)
         began_s = time.monotonic()
-        silent = Patience(self._wait_s, [self.name], self._say, since_s=began_s)  # since it was last known to live
+        silent = Patience(
+            self._wait_s, [self.name], self._say, since_s=began_s, style=self._style
+        )  # since it was last known to live
         next_s = began_s + probe_s
         while True:
             try:
@@ -178,7 +183,7 @@ class Remote:
                 if time.monotonic() < next_s:
                     continue
             if self._is_alive(min(PROBE_ANSWER_S, max(silent.left_s, SHORTEST_S))):
-                silent = Patience(self._wait_s, [self.name], self._say)
+                silent = Patience(self._wait_s, [self.name], self._say, style=self._style)
             else:
                 silent.again(f"{self.name} at {self.address} has our call and says nothing: it is stopped, or lost")
             next_s = time.monotonic() + min(probe_s, silent.left_s)

@@ -116,7 +116,7 @@ class Server:
         if self._is_started:
             return
         self._is_started = True
-        for line in lines.cluster_lines(self.cluster):
+        for line in lines.cluster_lines(self.cluster, self.neighbours.log_style):
             say(line)
         _listen(self._reception, self._assignment)
         become(self.neighbours)
@@ -254,7 +254,7 @@ def _listen(reception: Reception, assignment: Assignment) -> None:
     except UsageError:
         reception.shut()
         raise
-    say(lines.started_line(address))
+    say(lines.started_line(address, assignment.settings.log_style))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER
 from paceline.telemetry.sink import append
 
-STEPPED = re.compile(rb"training step \d+ done")
+STEPPED = re.compile(rb"training step \d+ done|traing step \d+ dome")  # in either --log-style
 LOOK_BYTES = 1 << 20
 RECORDS = ".jsonl"
 

@@ -24,7 +24,9 @@ from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import RUNS, SERVES, Tick
 
 TAIL_BYTES = 64 * 1024
-SHOWN = re.compile(rb"^job_name : |^task_index : |^Cluster: job |^Found by: |" + STEPPED.pattern)  # by the launcher
+SHOWN = re.compile(  # by the launcher
+    rb"^job_name : |^task_index : |^Cluster: job |^Initialize GrpcChannelCache |^Found by: |" + STEPPED.pattern
+)
 TOLD = ("warning", "mode")  # events that the user sees at once
 NOBODY: Mapping[Task, int] = {}
 HAS_BEGUN = Tick(phase="train")  # of a worker that has told nothing itself

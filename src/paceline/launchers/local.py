@@ -59,7 +59,7 @@ def dry_run(request: Request) -> int:
         cluster = checked_cluster(request, reserved)
     request, told = with_checkpoint(request)
     settings = request.settings
-    print("\n".join([*cluster_lines(cluster), *told]))
+    print("\n".join([*cluster_lines(cluster, settings.log_style), *told]))
     if settings.plain:
         print("\n".join(plain.commands(request.program, cluster)))
         print("Dry run: nothing was started.")
@@ -196,7 +196,7 @@ def threads(settings: Settings, cluster: ClusterSpec) -> str:
 
 def announce(run: Run, told: Sequence[str]) -> None:
     """The first lines: the run folder, the cluster, and what is `told` of a checkpoint that is resumed."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *told]
+    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster, run.settings.log_style), *told]
     lines += notes(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join([*lines, f"OMP_NUM_THREADS={run.threads} in every task"]), flush=True)
 

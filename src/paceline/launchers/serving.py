@@ -175,7 +175,7 @@ def _listen(service: Service, assignment: Assignment, say: Callable[[str], None]
         say(lines.INSECURE_LINE)
     task, run_dir = assignment.task, assignment.settings.run_dir
     address = listen(assignment, service.listen, assignment.settings.lane, say)
-    say(lines.started_line(address))
+    say(lines.started_line(address, assignment.settings.log_style))
     if run_dir is None:
         return None
     if assignment.at is not None:

@@ -121,7 +121,7 @@ def announce(assignment: Assignment) -> None:
     """The first lines of a task's log."""
     flush_line(lines.job_line(assignment.task.job))
     flush_line(lines.task_line(assignment.task.index))
-    for line in lines.cluster_lines(assignment.cluster):
+    for line in lines.cluster_lines(assignment.cluster, assignment.settings.log_style):
         flush_line(line)
     flush_line(f"Found by: {assignment.source}")
 
@@ -171,7 +171,7 @@ def _reserve(assignment: Assignment) -> None:
         hold(assignment.cluster, assignment.task)
         address = assignment.cluster.address(assignment.task)
         if held.is_held(address):
-            flush_line(lines.started_line(address))
+            flush_line(lines.started_line(address, assignment.settings.log_style))
 
 
 def hold(cluster: ClusterSpec, task: Task) -> None:

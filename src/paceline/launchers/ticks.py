@@ -77,7 +77,7 @@ class PsTicks:
         if now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s - now_s % SAY_EVERY_S
             for worker in missing:
-                self._say(lines.waiting_line(self._devices[worker], now_s))
+                self._say(lines.waiting_line(self._devices[worker], now_s, style=self._settings.log_style))
 
     def _wait_for_enough(self, core: Core, now_s: float) -> None:
         """--min-workers: said once when training pauses, and once when it goes on."""

@@ -1,9 +1,13 @@
 """HOW do the printed lines read? One pure formatter for each line that readers of a task's log grep for.
 
+`style` (--log-style) chooses the words: ours, or those that TensorFlow 1 and its programs print (docs/tensorflow.md).
+
 Called by the runtime of a ps or worker task, which prints them; `now` and seconds come in as numbers.
 Must never read a clock or print: the wording here is a contract, and tests hold it word for word.
 """
 
+from paceline.cluster.devices import Device
+from paceline.cluster.settings import PACELINE, TF
 from paceline.cluster.spec import ClusterSpec
 
 INSECURE_LINE = (
@@ -40,45 +44,81 @@ def task_line(index: int) -> str:
     return f"task_index : {index}"
 
 
-def cluster_lines(cluster: ClusterSpec) -> list[str]:
+def cluster_lines(cluster: ClusterSpec, style: str = PACELINE) -> list[str]:
     """One line a job, with the address of every task.
 
     >>> cluster_lines(ClusterSpec({"worker": ["host:2222", "host:2223"]}))
     ['Cluster: job worker -> {0 -> host:2222, 1 -> host:2223}']
+    >>> cluster_lines(ClusterSpec({"ps": ["localhost:2222"]}), TF)
+    ['Initialize GrpcChannelCache for job ps -> {0 -> localhost:2222}']
     """
+    begin = "Initialize GrpcChannelCache for" if style == TF else "Cluster:"
     lines = []
     for job in cluster.jobs:
         tasks = [f"{index} -> {cluster.task_address(job, index)}" for index in cluster.task_indices(job)]
-        lines.append(f"Cluster: job {job} -> {{{', '.join(tasks)}}}")
+        lines.append(f"{begin} job {job} -> {{{', '.join(tasks)}}}")
     return lines
 
 
-def started_line(address: str) -> str:
+def started_line(address: str, style: str = PACELINE) -> str:
     """The task listens at this address.
 
     >>> started_line("host:2222")
     'Started server with target: paceline://host:2222'
+    >>> started_line("host:2222", TF)
+    'Started server with target: grpc://host:2222'
     """
-    return f"Started server with target: paceline://{address}"
+    return f"Started server with target: {'grpc' if style == TF else 'paceline'}://{address}"
 
 
-def waiting_line(task_device: str, seconds: float, why: str = "") -> str:
+def waiting_line(task_device: str, seconds: float, why: str = "", style: str = PACELINE) -> str:
     """A task that has not answered yet; the word `worker` stands for any job, as in TensorFlow's own line.
 
     >>> waiting_line("/job:worker/replica:0/task:1", 20)
     'Still waiting for response from worker: /job:worker/replica:0/task:1 (20 s)'
     >>> waiting_line("/job:ps/replica:0/task:0", 0, "the host name 'hots' was not found")
     "Still waiting for response from worker: /job:ps/replica:0/task:0 (0 s): the host name 'hots' was not found"
+    >>> waiting_line("/job:ps/replica:0/task:0", 20, style=TF)
+    'CreateSession still waiting for response from worker: /job:ps/replica:0/task:0'
     """
-    return f"Still waiting for response from worker: {task_device} ({seconds:.0f} s){f': {why}' if why else ''}"
+    begin, since = ("CreateSession still", "") if style == TF else ("Still", f" ({seconds:.0f} s)")
+    return f"{begin} waiting for response from worker: {task_device}{since}{f': {why}' if why else ''}"
 
 
-def step_line(now: float, worker: int, step: int, global_step: int) -> str:
+def session_line(session: str, config: str, style: str = PACELINE) -> str:
+    """A master session begins, with what its config says; TensorFlow writes that below.
+
+    >>> session_line("c7c88ec51572b4dd", "log_device_placement: true")
+    'Start master session c7c88ec51572b4dd with config: log_device_placement: true'
+    >>> session_line("c7c88ec51572b4dd", "log_device_placement: true", TF).splitlines()
+    ['Start master session c7c88ec51572b4dd with config:', 'log_device_placement: true']
+    """
+    space = "\n" if style == TF else " "
+    return f"Start master session {session} with config:{space if config else ''}{config}"
+
+
+def placed_line(node: str, kind: str, device: Device, style: str = PACELINE) -> str:
+    """Where a node runs; a CPU is written as in the documents, which are of TensorFlow 1.3 and before.
+
+    >>> placed_line("Const", "Const", Device.parse("/job:local/replica:0/task:0/cpu:0"))
+    'Const: (Const): /job:local/replica:0/task:0/device:CPU:0'
+    >>> placed_line("Const", "Const", Device.parse("/job:local/replica:0/task:0/cpu:0"), TF)
+    'Const: (Const): /job:local/replica:0/task:0/cpu:0'
+    """
+    place = str(device).replace("/device:CPU:", "/cpu:") if style == TF else str(device)
+    return f"{node}: ({kind}): {place}"
+
+
+def step_line(now: float, worker: int, step: int, global_step: int, style: str = PACELINE) -> str:
     """One finished step of one worker.
 
     >>> step_line(1524487685.116428, 0, 8054, 9960)
     '1524487685.116428: Worker 0: training step 8054 done (global step: 9960)'
+    >>> step_line(1524487685.116428, 0, 8054, 9960, TF)  # spelt as document 002's program spells it
+    '1524487685.116428: Worker 0: traing step 8054 dome (global step:9960)'
     """
+    if style == TF:
+        return f"{now:f}: Worker {worker}: traing step {step} dome (global step:{global_step})"
     return f"{now:f}: Worker {worker}: training step {step} done (global step: {global_step})"
 
 
@@ -100,13 +140,15 @@ def ends_line(now: float) -> str:
     return f"Training ends @ {now:f}"
 
 
-def elapsed_line(seconds: float) -> str:
+def elapsed_line(seconds: float, style: str = PACELINE) -> str:
     """From the begin to the end.
 
     >>> elapsed_line(366.604071)
     'Training elapsed time: 366.604071 s'
+    >>> elapsed_line(366.604071, TF)
+    'Training elapsed time:366.604071 s'
     """
-    return f"Training elapsed time: {seconds:f} s"
+    return f"Training elapsed time:{'' if style == TF else ' '}{seconds:f} s"
 
 
 def switched_line(before: str, after: str, at_step: int, pause_ms: float | None) -> str:

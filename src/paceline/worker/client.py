@@ -424,7 +424,9 @@ class Client:
         """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
         status = self.watch.status()
         names, more = ([], []) if status is None or link.index else awaited(status, self._me)
-        waiting = waiting or Patience(self._me.wait_s, names or [device(link.index)], self._say, SAY_EVERY_S)
+        waiting = waiting or Patience(
+            self._me.wait_s, names or [device(link.index)], self._say, SAY_EVERY_S, style=self._me.log_style
+        )
         waiting.names = names or [device(link.index)]
         is_silent = status is None or not (names or waits_for_others)
         if is_silent and waiting.waited_s > max(SILENT_S, SILENT_LEASES * self._me.lease_s):

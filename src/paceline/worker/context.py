@@ -178,6 +178,7 @@ class Context:
             secret=assignment.secret,
             lease_s=settings.lease_s,
             wait_s=settings.wait_s,
+            log_style=settings.log_style,
             trouble=self._injection.trouble if self._injection is not None else None,
             ledger=self._ledger_path(assignment),
         )
@@ -498,7 +499,7 @@ class Context:
         if self._assignment is None:
             raise UsageError("ctx.kv reads from the ps, and there is no cluster here")
         me = self.identity()
-        return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, self._say)
+        return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, self._say, me.log_style)
 
     def save(self) -> Path | None:
         """Write a checkpoint now, in the run folder. The chief does; where the others call it too, at the same step,

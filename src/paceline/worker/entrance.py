@@ -89,7 +89,7 @@ class Entrance:
             except WaitTimeout:
                 status = self.watch.status()
                 missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
-                waiting = waiting or Patience(self._me.wait_s, missing or [PS_0], self._say)
+                waiting = waiting or Patience(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
                 waiting.names = missing or [PS_0]
                 waiting.again(f"{', '.join(waiting.names)} did not join")
         if isinstance(reply, m.Failed):
@@ -148,7 +148,9 @@ class Entrance:
         error: ClusterError | None = None, limit_s: float | None = None, slowest_s: float = RETRY_S,
     ) -> T:  # fmt: skip
         """Try, until the deadline, as long as this ps fails in these ways; with an `error` it has failed before."""
-        waiting = Patience(self._me.wait_s if limit_s is None else limit_s, [device(index)], self._say)
+        waiting = Patience(
+            self._me.wait_s if limit_s is None else limit_s, [device(index)], self._say, style=self._me.log_style
+        )
         pause_s = 0.0
         while True:
             if error is not None:

@@ -58,10 +58,10 @@ class Evaluator:
 
 def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
     """Until the chief has initialised the model, in any start order."""
-    waiting = Patience(me.wait_s, me.worker_devices[:1], say)
+    waiting = Patience(me.wait_s, me.worker_devices[:1], say, style=me.log_style)
     while True:
         try:
-            return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, say)
+            return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, say, me.log_style)
         except ClusterError as error:
             waiting.again(str(error))
             time.sleep(RETRY_S)  # nobody tells an evaluator when to look again

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.cluster.settings import PACELINE
 from paceline.modes.spec import ModeSpec
 from paceline.transport.faulty import Trouble
 
@@ -30,5 +31,6 @@ class Identity:
     secret: bytes = field(repr=False)
     lease_s: float
     wait_s: float
+    log_style: str = PACELINE
     trouble: Trouble | None = None  # what --chaos does to its connections
     ledger: Path | None = None  # where to write down what is pushed, answered and read

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.checkpoint.tensors import RAW
 from paceline.cluster.moved import Whereabouts
+from paceline.cluster.settings import PACELINE
 from paceline.errors import ClusterError, ConnectionLost, PacelineError, ProtocolError, Refused, UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, total_bytes
 from paceline.params.placement import Plan, place
@@ -45,9 +46,10 @@ class Kv:
         secret: bytes,
         wait_s: float = 0.0,
         say: Callable[[str], None] = lambda line: None,
+        style: str = PACELINE,
     ) -> None:
         self._addresses, self._lane, self._secret = addresses, lane, secret
-        self._wait_s, self._say = wait_s, say
+        self._wait_s, self._say, self._style = wait_s, say, style
         self._channels: list[Channel] = []
         for index in range(len(addresses)):
             self._channels.append(self._connect(index))
@@ -104,7 +106,7 @@ class Kv:
 
     def _ask(self, index: int, request: m.Request) -> tuple[m.Reply, bytearray]:
         """What this ps answers, on this connection or on the next one."""
-        waiting = Patience(self._wait_s, [device(index)], self._say)
+        waiting = Patience(self._wait_s, [device(index)], self._say, style=self._style)
         while True:
             try:
                 reply, frame = self._channels[index].ask(request)

@@ -6,6 +6,7 @@ Used by worker/client, entrance and kv, one a wait. Must never wait itself: it i
 import time
 from collections.abc import Callable, Sequence
 
+from paceline.cluster.settings import PACELINE
 from paceline.errors import HostNotFound, WaitTimeout
 from paceline.telemetry.lines import waiting_line
 from paceline.wire.messages import Status
@@ -24,10 +25,12 @@ class Patience:
         say: Callable[[str], None],
         first_after_s: float = 0.0,
         since_s: float | None = None,
+        style: str = PACELINE,
     ) -> None:
         self.names = names
         self._wait_s = wait_s
         self._say = say
+        self._style = style
         self._began = time.monotonic() if since_s is None else since_s
         self._next_s = first_after_s
 
@@ -47,7 +50,8 @@ class Patience:
         if waited_s >= self._next_s:
             self._next_s = waited_s - waited_s % SAY_EVERY_S + SAY_EVERY_S
             for name in self.names:
-                self._say(waiting_line(name, waited_s, str(error) if isinstance(error, HostNotFound) else ""))
+                reason = str(error) if isinstance(error, HostNotFound) else ""
+                self._say(waiting_line(name, waited_s, reason, self._style))
             for line in more:
                 self._say(line)
 

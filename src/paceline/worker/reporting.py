@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from paceline.cluster.discovery import Assignment
+from paceline.cluster.settings import PACELINE
 from paceline.telemetry import lines
 from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
@@ -38,6 +39,7 @@ class Reporter:
         self._say = say
         self._task = str(assignment.task) if assignment else ""
         self._log_every = assignment.settings.log_every if assignment else 0
+        self._style = assignment.settings.log_style if assignment else PACELINE
         self._next_line_s = 0.0
         self._told_step = 0  # the last one that had a line
         self._device = ""
@@ -88,7 +90,7 @@ class Reporter:
 
     def _tell_step(self, worker: int, stepping: Stepping) -> None:
         self._told_step = stepping.steps
-        self._say(lines.step_line(time.time(), worker, self._told_step, stepping.newest_step()))
+        self._say(lines.step_line(time.time(), worker, self._told_step, stepping.newest_step(), self._style))
 
     def log(self, values: Mapping[str, float], stepping: Stepping | None) -> None:
         """The newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
@@ -107,7 +109,7 @@ class Reporter:
         ended_s = time.time()
         took_s = ended_s - self._trained_from_s
         self._say(lines.ends_line(ended_s))
-        self._say(lines.elapsed_line(took_s))
+        self._say(lines.elapsed_line(took_s, self._style))
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
         self.clock.discarded(discarded)
         report = self.clock.report(worker, time.monotonic() - self._began_s)

@@ -203,7 +203,13 @@ class Saver:
         """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again
         meanwhile has its memory, but not the copy: ask for another one, until the deadline. `others`: it is the last
         one, older ones give way to it, and these are places for it where the run folder takes no more."""
-        waiting = Patience(self._me.wait_s, [device(i) for i in range(self._plan.num_ps)], self._say, SAY_EVERY_S)
+        waiting = Patience(
+            self._me.wait_s,
+            [device(i) for i in range(self._plan.num_ps)],
+            self._say,
+            SAY_EVERY_S,
+            style=self._me.log_style,
+        )
         pause_s = RETRY_S
         self._calm.clear()
         try:

@@ -232,7 +232,11 @@ def runs_on(run: Run, task: Task, host: Host, ready: Mapping[str, Ready]) -> dic
 
 def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report, resumed: Sequence[str]) -> None:
     """The first lines: the run folder, the cluster, what is resumed, and who is where."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *resumed]
+    lines = [
+        f"Run folder: {closing.shown(run.paths.root)}",
+        *cluster_lines(run.cluster, run.settings.log_style),
+        *resumed,
+    ]
     for name, told in ready.items():
         tasks = [task for task, host in placed.items() if host.name == name]
         where = "this run folder" if told.is_shared else f"{told.run_dir} meanwhile"

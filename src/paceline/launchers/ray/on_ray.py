@@ -348,7 +348,11 @@ def on_machine(task: Task, place: Place, threads: str) -> dict[str, str]:
 
 def announce(run: Run, places: Mapping[Task, Place], resumed: Sequence[str]) -> None:
     """The first lines: the run folder, the cluster, what is resumed, and who is where."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster), *resumed]
+    lines = [
+        f"Run folder: {closing.shown(run.paths.root)}",
+        *cluster_lines(run.cluster, run.settings.log_style),
+        *resumed,
+    ]
     by_machine: dict[str, list[str]] = {}
     for task, place in places.items():
         by_machine.setdefault(f"{place.machine} ({place.host})", []).append(str(task))

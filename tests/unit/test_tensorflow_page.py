@@ -10,6 +10,8 @@ import pytest
 from typer.main import get_command
 
 from paceline.cli.main import app
+from paceline.cluster.devices import Device
+from paceline.cluster.settings import LOG_STYLES, PACELINE
 from paceline.cluster.spec import ClusterSpec
 from paceline.lab.matrices.document_rows import ROWS, Kind
 from paceline.telemetry import lines
@@ -19,20 +21,26 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tensorflow.md"
 NOTHING = "–"
 PRINTED = "Printed lines"
-OF_THE_RUNTIME = [  # what telemetry/lines makes, with the documents' numbers
-    lines.job_line("ps"),
-    lines.task_line(0),
-    *lines.cluster_lines(ClusterSpec({"worker": ["host:2222", "host:2223"]})),
-    lines.started_line("host:2222"),
-    lines.waiting_line("/job:worker/replica:0/task:1", 20),
-    lines.step_line(1524487685.116428, 0, 8054, 9960),
-    lines.ends_line(1524487686.584364),
-    lines.elapsed_line(366.604071),
-]
+
+
+def of_the_runtime(style: str) -> list[str]:
+    """What telemetry/lines makes, with the documents' numbers."""
+    return [
+        lines.job_line("ps"),
+        lines.task_line(0),
+        *lines.cluster_lines(ClusterSpec({"worker": ["host:2222", "host:2223"]}), style),
+        lines.started_line("host:2222", style),
+        lines.waiting_line("/job:worker/replica:0/task:1", 20, style=style),
+        lines.step_line(1524487685.116428, 0, 8054, 9960, style),
+        lines.ends_line(1524487686.584364),
+        lines.elapsed_line(366.604071, style),
+        lines.session_line("c7c88ec51572b4dd", "", style),
+        lines.placed_line("MatMul_1", "MatMul", Device.parse("/job:localhost/replica:0/task:0/cpu:0"), style),
+    ]
+
+
 ELSEWHERE = {  # the line: who prints it, and how it begins there
-    "Start master session c7c88ec51572b4dd with config:": ("src/paceline/ingraph/master.py", "Start master session "),
     "Device mapping:": ("src/paceline/worker/torch_devices.py", "Device mapping:"),
-    "MatMul_1: (MatMul): /job:localhost/replica:0/task:0/device:CPU:0": ("src/paceline/ingraph/master.py", ": ("),
     "After 10000 training step(s), validation cross entropy = 1147.88": ("examples/distributed.py", "After "),
 }
 
@@ -120,12 +128,14 @@ def test_a_name_that_does_not_exist_is_found_out(name: str) -> None:
     assert not is_known(name)
 
 
+@pytest.mark.parametrize("style", LOG_STYLES)
 @pytest.mark.parametrize("row", TABLES[PRINTED], ids=lambda row: row["where"])
-def test_a_printed_line_is_printed(row: dict[str, str]) -> None:
-    if row["ours"] == NOTHING:
+def test_a_printed_line_is_printed(row: dict[str, str], style: str) -> None:
+    column = row["ours" if style == PACELINE else "`--log-style tf`"]
+    if column == NOTHING:
         return
-    (line,) = re.findall(r"`([^`]+)`", row["ours"])
-    if line in OF_THE_RUNTIME:
+    (line,) = re.findall(r"`([^`]+)`", column)
+    if line in of_the_runtime(style):
         return
     source, beginning = ELSEWHERE[line]
     assert any(beginning in text for text in constants(ROOT / source)), f"{source} does not print {beginning!r}"

@@ -20,8 +20,8 @@ class Bell:
     >>> bell = Bell(memoryview(bytearray(64)))
     >>> bell.ring(push_id=7, version=3, outcome=0, flags=4)
     False
-    >>> bell.is_answered(7), bell.version, bell.outcome, bell.flags
-    (True, 3, 0, 4)
+    >>> bell.is_answered(7), bell.answer()
+    (True, (3, 0, 4))
     """
 
     __slots__ = ("_cells",)
@@ -47,14 +47,7 @@ class Bell:
         self._cells[_SLEEPS] = push_id
         return self._cells[_ANSWERED] != push_id
 
-    @property
-    def version(self) -> int:
-        return self._cells[_VERSION]
-
-    @property
-    def outcome(self) -> int:
-        return self._cells[_OUTCOME] & 0xFF
-
-    @property
-    def flags(self) -> int:
-        return self._cells[_OUTCOME] >> 8
+    def answer(self) -> tuple[int, int, int]:
+        """Return the version, the outcome and the flags of the answer."""
+        both = self._cells[_OUTCOME]
+        return self._cells[_VERSION], both & 0xFF, both >> 8

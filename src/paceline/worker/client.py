@@ -17,7 +17,7 @@ worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goe
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.modes import make as make_mode
@@ -47,8 +47,7 @@ CLOSE_S = 10.0  # whoever leaves does not look for a ps any longer that may have
 Payloads = Sequence[Sequence[Buffer]]
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What became of a push; `flags` and `version` are those of ps:0's answer."""
 
     outcome: Outcome

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -89,7 +90,7 @@ class Context:
     def task_index(self) -> int:
         return self._assignment.task.index if self._assignment else 0
 
-    @property
+    @cached_property
     def worker_index(self) -> int:
         """0..n-1, the chief first."""
         if self._assignment is None or self.job == "evaluator":

@@ -248,9 +248,10 @@ class Link:
         """The answer to a push; where memory is shared it has mostly been written there before we ask."""
         bell = self._bell
         if bell is not None and (self._is_seen(bell, push_id) or not bell.will_sleep(push_id)):
-            self._note_answer(push_id, bell.outcome, bell.version)
-            self._refuse_fenced(bell.outcome)
-            return Frame(Kind.ANSWER, bell.outcome, bell.flags, 0, 0, 0, 0, push_id, bell.version, 0)
+            version, outcome, flags = bell.answer()
+            self._note_answer(push_id, outcome, version)
+            self._refuse_fenced(outcome)
+            return Frame(Kind.ANSWER, outcome, flags, 0, 0, 0, 0, push_id, version, 0)
         return self.frame(push_id)
 
     def _is_seen(self, bell: Bell, push_id: int) -> bool:

@@ -27,6 +27,8 @@ from paceline.worker.torch_writes import DeviceWrites, renormalised
 from paceline.worker.trainee import Trainee
 from paceline.worker.writes import MemoryWrites, Writes
 
+FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
+
 
 class TorchTrainee(Trainee):
     """One model and its optimizer, bound to the cluster. Everything here runs on the thread that trains."""
@@ -133,8 +135,12 @@ class TorchTrainee(Trainee):
     def step(self) -> None:
         """Push this worker's gradient and take the newest parameters."""
         self.before_step()
-        with torch.no_grad():
+        was_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
+        try:
             self._push(self._places.gradients())
+        finally:
+            torch._C._set_grad_enabled(was_enabled)
         self.steps += 1
 
     def _spoil(self) -> None:
@@ -170,7 +176,10 @@ class TorchTrainee(Trainee):
 
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names
-        return [[_held(group[n]) for n in names] for group in self.optimizer.param_groups]
+        return [
+            [v if (v := group[n]).__class__ in FIXED else _held(v) for n in names]
+            for group in self.optimizer.param_groups
+        ]
 
     def _group_options(self) -> list[Options]:
         return group_options(self.optimizer)
@@ -185,6 +194,4 @@ class TorchTrainee(Trainee):
 
 def _held(value: Any) -> Any:
     """Copy an option that can be changed in place (schedulers change tensors so), so that the change is seen."""
-    if type(value) is float:
-        return value
     return plain(value) if isinstance(value, torch.Tensor | list) else value

@@ -198,7 +198,8 @@ class Trainee(ABC):
         self.check_owner("optimizer.step()")
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
-        self.settle()  # an answer that Ctrl+C has interrupted
+        if self.client.is_pending:
+            self.settle()  # an answer that Ctrl+C has interrupted
         self.check_parameters()
         self._keep_found()
         if self._is_first:
@@ -280,7 +281,8 @@ class Trainee(ABC):
 
     def _push(self, gradients: Any) -> None:
         self.clock.pushing_since_s = perf_counter() - self.clock.wait_s  # until the step ends
-        mask = b"" if all(g is not None for g in gradients) else bits([g is not None for g in gradients])
+        have = [g is not None for g in gradients]
+        mask = bits(have) if False in have else b""
         tail = self._tail(mask)
         sent = self._overlap.shards if self._overlap is not None else ()
         payloads, looks_finite = self._outgoing.write(gradients, bool(mask), sent)

@@ -51,6 +51,46 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+LOOPING = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+import paceline
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index == 30:
+            raise IndexError("sample 30 is damaged")
+        return torch.ones(4)
+
+ctx = paceline.init()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = DataLoader(Samples(), batch_size=2)
+model, optimizer, data = ctx.prepare(model, optimizer, data)
+def step(batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+if sys.argv[1] == "batches":
+    for epoch in ctx.epochs(2):
+        for batch in data:
+            step(batch)
+else:
+    for number in range(20):
+        step(torch.ones(2, 4) if number != 5 or ctx.worker_index != 1 else Samples()[30])
+"""
+
+
+@pytest.fixture
+def looping(tmp_path: Path) -> Path:
+    path = tmp_path / "looping.py"
+    path.write_text(LOOPING)
+    return path
+
+
 def summary_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "made" / "summary.json").read_text()))
 
@@ -108,9 +148,29 @@ def test_the_same_error_before_any_step_is_not_tried_a_third_time(
     assert summary["workers"][0]["steps"] == 20
 
 
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
+def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(
+    mode: str, processes: Processes, looping: Path, tmp_path: Path
+) -> None:
+    """Whether the loop goes on after a restart, batch by batch, or begins anew."""
+    for loop in ("batches", "range"):
+        flags = ["--lane=shm", f"--mode={mode}", f"--run-dir={loop}", "--log-every=1"]
+        launcher = processes.paceline("run", *flags, looping, loop).ends_with(1)
+        lines = told(launcher.lines)
+        head = f"worker:1 failed with exit code 1; its log: {loop}/logs/worker-1.log"
+        assert lines.count(f"{head}; starting it again (1 of 3)") == 1
+        assert lines.count(f"{head}; not started again: it failed twice in the same way at the same step") == 1
+        assert launcher.text.count("Traceback") == 1 and launcher.text.count("  IndexError: sample 30 is damaged") >= 3
+        assert len([line for line in lines if line.startswith("  Failed after ")]) == 1, "where, below the traceback"
+        assert any("once that is put right" in line for line in lines)
+
+
 @pytest.mark.slow
-def test_an_error_after_steps_is_tried_as_often_as_allowed(processes: Processes, script: Path, tmp_path: Path) -> None:
-    launcher = processes.paceline("run", "--max-restarts=2", "--run-dir=made", script, "1:9:step3:bad").ends_with(1)
+def test_an_error_at_other_steps_is_tried_as_often_as_allowed(
+    processes: Processes, script: Path, tmp_path: Path
+) -> None:
+    faults = ["1:1:step3:bad", "1:2:step5:bad", "1:3:step7:bad"]
+    launcher = processes.paceline("run", "--max-restarts=2", "--run-dir=made", script, *faults).ends_with(1)
     assert "; not started again: it was started again 2 times already (--max-restarts)" in launcher.text
     assert "; starting it again (2 of 2)" in launcher.text
     assert summary_of(tmp_path)["restarts_by_task"] == {"worker:1": 2}

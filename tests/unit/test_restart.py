@@ -13,6 +13,7 @@ from paceline.launchers.restart import (
     decide,
     will_repeat,
 )
+from paceline.telemetry.lines import FailedAt
 
 KILLED = Ended(code=-9)
 
@@ -71,6 +72,21 @@ def test_the_same_error_twice_without_a_step_is_enough() -> None:
 )
 def test_another_error_or_a_step_in_between_is_not(second: Ended) -> None:
     assert isinstance(decide([Ended(code=1, gist="NameError: lr"), second], 3), Again)
+
+
+def test_the_same_error_twice_at_the_same_step_is_enough() -> None:
+    def failed(step: int, of_start: int, batch: tuple[int, int, int] | None = None, code: int = 1) -> Ended:
+        at = FailedAt(step=step, step_of_start=of_start, batch=batch)
+        return Ended(code=code, gist="" if code == 7 else "IndexError: 9", has_stepped=True, failed_at=at)
+
+    first = failed(40, 40, (1, 1, 8))
+    for again in (failed(43, 5, (1, 1, 8)), failed(40, 2), failed(78, 40)):  # goes on; goes on; begins anew
+        decision = decide([first, again], 3)
+        assert isinstance(decision, Over) and "at the same step" in decision.why
+        assert will_repeat([first, again])
+    for other in (failed(43, 5, (1, 1, 10)), failed(43, 5), failed(40, 40, code=7), KILLED):
+        assert isinstance(decide([first, other], 3), Again)
+    assert isinstance(decide([failed(4, 4, code=7), failed(4, 4, code=7)], 3), Over), "sys.exit(7) says nothing"
 
 
 def test_kills_are_never_the_same_error() -> None:

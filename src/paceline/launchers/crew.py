@@ -24,6 +24,7 @@ from paceline.launchers.here import Here, Start, Starter
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.restart import Again, Ended, Over, decide, will_repeat
 from paceline.telemetry import losses
+from paceline.telemetry.lines import FailedAt, read_failed
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER
 from paceline.telemetry.sink import append
@@ -105,6 +106,7 @@ class Crew:
             lived_s=time.monotonic() - begun.at_s,
             gist=closing.gist(reason) if code != EXIT_OK else "",
             has_stepped=has_stepped(self._run.paths.logs(task), begun.log_bytes),
+            failed_at=failed_at(self._run.paths.logs(task), begun.log_bytes),
             had_memory=begun.had_memory,
         )
         self._ends.setdefault(task, []).append(end)
@@ -191,3 +193,11 @@ def has_stepped(log: Path, begin: int) -> bool:
         file.seek(begin)
         return STEPPED.search(file.read(LOOK_BYTES)) is not None
     return False
+
+
+def failed_at(log: Path, begin: int) -> FailedAt | None:
+    """Where the script of a worker failed, as its log says from there on."""
+    with suppress(OSError), files.reading(log.parent.parent, log) as file:
+        file.seek(max(begin, file.seek(0, 2) - LOOK_BYTES))
+        return read_failed(file.read(LOOK_BYTES).decode(errors="replace"))
+    return None

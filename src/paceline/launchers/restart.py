@@ -10,6 +10,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 import msgspec
 
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_USAGE
+from paceline.telemetry.lines import FailedAt
 
 FIRST_S = 0.1
 LONGEST_S = 5.0
@@ -35,6 +36,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     lived_s: float = 0.0
     gist: str = ""  # its error in a line, if it left one
     has_stepped: bool = False
+    failed_at: FailedAt | None = None  # of a worker whose script failed
     had_memory: bool = False  # a ps that took over what an earlier one left
 
 
@@ -69,17 +71,23 @@ def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
     if is_unreadable(last):
         return Over("Python cannot read it: its own message says what to change")
     if is_repeating(ends):
-        return Over("it failed twice in the same way without a step in between")
+        between = "at the same step" if ends[-1].has_stepped else "without a step in between"
+        return Over(f"it failed twice in the same way {between}")
     if restarts >= max_restarts:
         return Over(f"it was started again {restarts} times already (--max-restarts)")
     return Again(after_s=back_off_s(ends), is_empty=is_failing_at_recovery(last))
 
 
 def is_repeating(ends: Sequence[Ended]) -> bool:
-    """The same error twice, and nothing was done in between. One that was killed from outside made no error."""
-    if len(ends) < 2 or ends[-1].has_stepped or any(end.code in FROM_OUTSIDE for end in ends[-2:]):
+    """The same error twice, at the same step or with none in between. A kill from outside is no error."""
+    if len(ends) < 2 or any(end.code in FROM_OUTSIDE for end in ends[-2:]):
         return False
-    return ends[-1].gist != "" and ends[-1].gist == ends[-2].gist
+    before, last = ends[-2:]
+    if (last.code, last.gist) != (before.code, before.gist):
+        return False
+    if before.failed_at is not None and last.failed_at is not None and last.failed_at.is_same(before.failed_at):
+        return True
+    return last.gist != "" and not last.has_stepped
 
 
 def is_unreadable(end: Ended) -> bool:

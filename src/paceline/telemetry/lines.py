@@ -6,6 +6,10 @@ Called by the runtime of a ps or worker task, which prints them; `now` and secon
 Must never read a clock or print: the wording here is a contract, and tests hold it word for word.
 """
 
+import re
+
+import msgspec
+
 from paceline.cluster.devices import Device
 from paceline.cluster.settings import PACELINE, TF
 from paceline.cluster.spec import ClusterSpec
@@ -24,6 +28,57 @@ def error_line(error: BaseException) -> str:
     'paceline: error: 2 ps are needed'
     """
     return f"{ERROR}{error}"
+
+
+class FailedAt(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a worker was when its script failed; a start counts its own steps, and so does a pass its batches."""
+
+    step: int
+    step_of_start: int
+    batch: tuple[int, int, int] | None = None  # epoch, pass and batch; None: outside of a loader
+
+    def is_same(self, other: "FailedAt") -> bool:
+        """Whether both failed at the same step. After a restart the count of all steps goes on about where it was, and
+        a loop may begin anew or go on: so one count that agrees is enough.
+
+        >>> at = FailedAt(step=40, step_of_start=12, batch=(2, 2, 7))
+        >>> at.is_same(FailedAt(step=43, step_of_start=12)), at.is_same(FailedAt(step=43, step_of_start=3))
+        (True, False)
+        """
+        return (
+            self.step == other.step
+            or self.step_of_start == other.step_of_start
+            or (self.batch is not None and self.batch == other.batch)
+        )
+
+
+_FAILED_AT = re.compile(
+    r"^Failed after (\d+) steps, (\d+) of this start(?:; epoch (\d+), pass (\d+), batch (\d+))?$", re.MULTILINE
+)
+
+
+def failed_line(at: FailedAt) -> str:
+    """Where a worker's script failed; read again by read_failed.
+
+    >>> failed_line(FailedAt(step=40, step_of_start=12, batch=(2, 2, 7)))
+    'Failed after 40 steps, 12 of this start; epoch 2, pass 2, batch 7'
+    """
+    where = "; epoch {}, pass {}, batch {}".format(*at.batch) if at.batch is not None else ""
+    return f"Failed after {at.step} steps, {at.step_of_start} of this start{where}"
+
+
+def read_failed(log: str) -> FailedAt | None:
+    """What failed_line has said last.
+
+    >>> read_failed("ValueError: 1\\nFailed after 40 steps, 12 of this start\\n")
+    FailedAt(step=40, step_of_start=12, batch=None)
+    """
+    said = _FAILED_AT.findall(log)
+    if not said:
+        return None
+    step, of_start, *batch = said[-1]
+    where = (int(batch[0]), int(batch[1]), int(batch[2])) if batch[0] else None
+    return FailedAt(step=int(step), step_of_start=int(of_start), batch=where)
 
 
 def job_line(job: str) -> str:

@@ -24,6 +24,7 @@ from paceline.cluster.moved import Whereabouts
 from paceline.errors import ConnectionLost, NotSaved, PacelineError, UsageError
 from paceline.modes.spec import check as check_mode
 from paceline.params.placement import table
+from paceline.telemetry.lines import FailedAt, failed_line
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.steps import StepClock
 from paceline.wire import messages as m
@@ -535,6 +536,8 @@ class Context:
                 self._leave()
             elif self._trainee is not None and is_interrupted and self.is_chief and self._saves:
                 self._save_in_time()
+            elif self._trainee is not None and not is_interrupted:
+                self._say(failed_line(self._failed_at(self._trainee)))
         finally:
             if self._saver is not None:
                 self._saver.close(CLOSE_S if is_ok else FAILED_CLOSE_S)
@@ -545,6 +548,11 @@ class Context:
             if self._injection is not None:
                 self._injection.close()
             self._reporter.close()
+
+    def _failed_at(self, trainee: Any) -> FailedAt:
+        progress, steps = self.progress, int(trainee.steps)
+        batch = (progress.epoch, progress.passes, progress.batch) if progress.is_in_pass else None
+        return FailedAt(step=steps, step_of_start=steps - self.clock.earlier, batch=batch)
 
     def _leave(self) -> None:
         trainee = self._trainee

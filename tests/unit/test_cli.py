@@ -434,13 +434,13 @@ def test_a_run_folder_is_not_used_twice(stage: Path) -> None:
 def test_a_failed_worker_is_shown_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = script(stage, "if index == 1:\n    raise ValueError('bad loss')\nprint('went on')")
     assert call("run", "--run-dir", "r", "--max-restarts", "0", train) == 1
-    lines = capfd.readouterr().out.splitlines()
-    out = "\n".join(lines)
-    at_once = lines.index("worker:1 failed with exit code 1; its log: r/logs/worker-1.log")
-    assert lines[at_once + 1] == "  ValueError: bad loss" and out.count("Traceback") == 1
-    last = lines.index("Root cause: worker:1 failed with exit code 1; its log: r/logs/worker-1.log")
-    assert lines[last + 1] == "  Traceback (most recent call last):" and at_once < last
-    assert "runpy" not in out
+    shown = capfd.readouterr()
+    progress, last = shown.out.splitlines(), shown.err.splitlines()
+    at_once = progress.index("worker:1 failed with exit code 1; its log: r/logs/worker-1.log")
+    assert progress[at_once + 1] == "  ValueError: bad loss" and "Traceback" not in shown.out
+    assert last[0] == "Root cause: worker:1 failed with exit code 1; its log: r/logs/worker-1.log"
+    assert last[1] == "  Traceback (most recent call last):" and shown.err.count("Traceback") == 1
+    assert "runpy" not in shown.err
     told = json.loads(RunPaths("r").summary.read_text())
     assert (told["ok"], told["lost"]) == (False, ["worker:1"])
     assert "went on" in RunPaths("r").logs(Task("worker", 0)).read_text()
@@ -450,9 +450,9 @@ def test_a_failed_worker_is_shown_once(stage: Path, capfd: pytest.CaptureFixture
 def test_the_same_failure_is_shown_in_full_only_once(stage: Path, capfd: pytest.CaptureFixture[str]) -> None:
     raises = script(stage, "raise ValueError('bad loss')")
     assert call("run", "--run-dir", "r", "--max-restarts", "0", raises) == 1
-    out = capfd.readouterr().out
-    assert out.count("Traceback") == 1
-    assert out.count("for the same reason: ValueError: bad loss") == 1
+    said = capfd.readouterr().err
+    assert said.count("Traceback") == 1
+    assert said.count("for the same reason: ValueError: bad loss") == 1
 
 
 @pytest.mark.parametrize(
@@ -467,9 +467,10 @@ def test_a_mistake_in_the_script_is_told_and_nobody_is_started_again(
     stage: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert call("run", "--run-dir", "r", "--workers", "1", script(stage, "x = (")) == 1
-    out = capfd.readouterr().out
-    assert "; not started again: Python cannot read it: its own message says what to change\n  SyntaxError: " in out
-    assert out.splitlines()[-1].startswith("To start over, once that is put right: paceline run ")
+    shown = capfd.readouterr()
+    told = "; not started again: Python cannot read it: its own message says what to change\n  SyntaxError: "
+    assert told in shown.out
+    assert shown.err.splitlines()[-1].startswith("To start over, once that is put right: paceline run ")
 
 
 def test_a_lost_ps_ends_the_run(

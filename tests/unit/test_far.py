@@ -100,7 +100,7 @@ def test_a_host_that_is_lost_while_it_sends_the_rest_is_told_of(
     far = Far(run, {PS: A, WORKER: B}, {})
     far.open([A, B], {"a": hello(), "b": hello()})
     assert not far.close()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said == "paceline: b is lost: no space left on device. What it has not sent yet stays there.\n"
     cut = {path.name for path in run.paths.ledgers.glob("*.cut")}
     assert cut == {"worker-0.cut"}, "what is not whole is compared with nothing"
@@ -116,7 +116,7 @@ def test_a_full_disk_here_costs_no_host(
     far, host = Far(run, {PS: A, WORKER: B}, {}), FakeHost(A, None, lambda host: None)
     for _ in range(2):
         far._keep(host, Piece("logs/ps-0.log", 0, b"x"))  # type: ignore[arg-type]
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert host.is_short and not host.is_lost and said.count("\n") == 1
     assert said.startswith("paceline: a piece of logs/ps-0.log from a could not be kept here: no space left")
 
@@ -132,7 +132,7 @@ def test_a_full_disk_here_does_not_keep_the_run_from_its_end(
     far = Far(run, {PS: A, WORKER: B}, {})
     far.open([A, B], {"a": hello(), "b": hello()})
     assert not far.close()
-    assert "What it has not sent yet stays there." in capsys.readouterr().out
+    assert "What it has not sent yet stays there." in capsys.readouterr().err
 
 
 def test_tasks_end_with_their_host_though_nothing_can_be_written(
@@ -145,7 +145,7 @@ def test_tasks_end_with_their_host_though_nothing_can_be_written(
     far = FarHost(A, lambda *_: None, fail)
     far.wait_until_over(30)
     assert far.is_lost and far.start(f.Start(WORKER, {}, 1)).wait() == LOST
-    assert "what is known of a could not be written down: no space left" in capsys.readouterr().out
+    assert "what is known of a could not be written down: no space left" in capsys.readouterr().err
     far.close()
 
 

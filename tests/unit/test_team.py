@@ -324,7 +324,7 @@ def test_a_file_that_cannot_be_kept_is_told_once_and_costs_no_task(
     staff.worker.told = [news(None, piece), news(None, piece), news(0)]
     staff.start(WORKER)
     assert staff.team.children.next_event(5.0) == Exited(WORKER, 0)
-    assert capsys.readouterr().out.count("logs/worker-0.log could not be kept") == 1
+    assert capsys.readouterr().err.count("logs/worker-0.log could not be kept") == 1
 
 
 def test_a_task_that_nobody_can_watch_any_more_is_killed(staff: Staff) -> None:
@@ -362,7 +362,7 @@ def test_one_with_another_paceline_cannot_join(tmp_path: Path, capfd: pytest.Cap
     staff.worker.has_room.set()
     for thread in [each for each in threading.enumerate() if each.name == "expect-worker:0"]:
         thread.join(5.0)
-    assert "worker:0 cannot join: m has paceline 0.0.1" in capfd.readouterr().out
+    assert "worker:0 cannot join: m has paceline 0.0.1" in capfd.readouterr().err
     assert staff.team.children.next_event(0.0) is None
 
 
@@ -375,7 +375,7 @@ def test_one_that_can_never_join_says_why(tmp_path: Path, capfd: pytest.CaptureF
     staff.worker.has_room.set()
     for thread in [each for each in threading.enumerate() if each.name == "expect-worker:0"]:
         thread.join(5.0)
-    assert "worker:0 cannot join: paceline is not installed on that machine" in capfd.readouterr().out
+    assert "worker:0 cannot join: paceline is not installed on that machine" in capfd.readouterr().err
 
 
 def test_another_torch_is_a_note(staff: Staff, capsys: pytest.CaptureFixture[str]) -> None:

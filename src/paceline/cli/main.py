@@ -25,7 +25,8 @@ from paceline.cli import (
     serve,
     verify,
 )
-from paceline.errors import PacelineError
+from paceline.errors import EXIT_TRAINING, PacelineError
+from paceline.launchers import hangup, output
 
 
 def dashes(flag: str) -> str:
@@ -92,9 +93,27 @@ def options(version: Version = False) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs one command; a PacelineError becomes one line on stderr and its exit code."""
+    output.keep_printing(is_task=False)
+    hangup.as_interrupt()
     try:
         app(args=argv, prog_name="paceline")
     except PacelineError as error:
-        message = " ".join(str(error).split())
-        print(f"paceline: {message}", file=sys.stderr)
+        output.complain(" ".join(str(error).split()))
         raise SystemExit(error.exit_code) from None
+    except SystemExit as end:
+        lost = output.unwritten()
+        if lost is None:
+            raise
+        output.complain(f"not all of it could be printed: {lost.strerror or lost}")
+        if end.code or is_run(sys.argv[1:] if argv is None else argv):
+            raise
+        raise SystemExit(EXIT_TRAINING) from None
+
+
+def is_run(argv: list[str]) -> bool:
+    """Whether what the command is for lies in files, whatever becomes of its lines.
+
+    >>> is_run(["lab", "run", "modes"]), is_run(["lab", "show"])
+    (True, False)
+    """
+    return argv[:1] in (["run"], ["serve"], ["demo"]) or argv[:2] == ["lab", "run"]

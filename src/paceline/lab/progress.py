@@ -24,7 +24,10 @@ class Progress:
         self._console = Console(highlight=False)
         self._live: Live | None = None
         if self._console.is_terminal and sys.stdout.isatty() and not os.environ.get("CI"):
-            self._live = Live(Text(), console=self._console, auto_refresh=False, transient=True)
+            is_beside = sys.stderr.isatty()
+            self._live = Live(
+                Text(), console=self._console, auto_refresh=False, transient=True, redirect_stderr=is_beside
+            )
             self._live.start()
         self._next_s = 0.0
 

@@ -21,6 +21,7 @@ import msgspec
 
 from paceline.cluster.discovery import Assignment, discover, encode_for_child
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ConnectionLost, PacelineError, UsageError
+from paceline.launchers import hangup
 from paceline.launchers.kernel import die_with
 from paceline.launchers.output import keep_printing
 from paceline.launchers.seeding import seed_task
@@ -61,7 +62,7 @@ def become(assignment: Assignment, program: Program | None) -> int:
     """Be this task in this process until it is over; its exit code comes back."""
     os.environ.update(encode_for_child(assignment))  # where paceline.init() in the script looks first
     losses.begin(os.environ.pop(losses.VARIABLE, ""))  # a program that the script starts has no such descriptor
-    keep_printing()
+    keep_printing(is_task=True)
     if program is None:
         code = guarded(lambda: serve(assignment))
     else:
@@ -71,6 +72,7 @@ def become(assignment: Assignment, program: Program | None) -> int:
         code = code or closing
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is known; a late Ctrl+C must not change it
+        hangup.ignore()
     return code
 
 
@@ -164,6 +166,7 @@ def main(argv: Sequence[str]) -> int:
     if is_module:
         del rest[0]
     faulthandler.enable()
+    hangup.ignore()  # the launcher's affair
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored, and that is inherited
     assignment = discover(argv=[])
     if assignment is None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
-from paceline.launchers import entry, seeding
+from paceline.launchers import entry, hangup, seeding
 from paceline.launchers.kernel import die_with, show_as
 
 LOG, NULL = 0, 1  # the first descriptors of a request; the named ones follow
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until the launcher is gone, and return only in a forked process: the exit code of its task."""
     side = socket.socket(fileno=int(argv[0]))
     die_with(int(argv[1]))
+    hangup.ignore()
     gc.disable()  # imports make hardly any garbage, and looking for it took 0.2 s; a task has its collector on
     while True:
         message, descriptors, _, _ = socket.recv_fds(side, 64, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)

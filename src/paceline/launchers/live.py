@@ -174,7 +174,7 @@ class LiveTable:
         self._cluster = cluster
         self._started = started
         self._ticks = Ticks(cluster, paths, shows_logs)
-        self._live = Live(console=console, auto_refresh=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
         self._live.start()
 
     def update(self, codes: Mapping[Task, int], restarts: Mapping[Task, int] = NOBODY) -> None:

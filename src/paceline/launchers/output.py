@@ -1,60 +1,99 @@
-"""WHAT if a task's log cannot be written? What is printed is lost, and nothing else: a print ends no training.
+"""WHAT if nobody can take what is printed? It is lost, and nothing else: printing ends no run and no task.
 
-Called by launchers/entry in a task's process, before its script. Only a log that is a file is treated so, and only
-because of the disk; to the script stdout and stderr look as before.
+Called by cli/main for every verb, and by launchers/entry and launchers/task in a task's process. To the script stdout
+and stderr look as before. complain() is where every failure is told.
 """
 
+import errno
 import io
 import os
+import select
 import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from paceline.telemetry import losses
 
 LOST = "what its task prints is lost until there is room again; training goes on"
+BUSY_MS = 1000  # how long a reader that was told not to let us wait may take all the same
+NOT_READ = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # a reader that has gone, a terminal that was closed
+STANDARD = (0, 1, 2)
 
 
 class Lossy(io.FileIO):
-    """A file that forgets what does not fit on the disk."""
+    """A stream that forgets what cannot be written, and knows why the first of it could not."""
 
-    path: Path | None = None  # where it lies; None where that cannot be told
+    lost: OSError | None = None
+    log: Path | None = None  # the file that it is, where that is the log of a task
 
     def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
         try:
-            return super().write(data)
+            written = super().write(data)
+            if written is None and self._is_free():
+                written = super().write(data)
         except OSError as error:
-            if error.errno not in losses.OF_THE_DISK:
-                raise
-            losses.tell(self.path or str(self.name), error, LOST)
-            return memoryview(data).nbytes
+            self.lost = self.lost or error
+            if self.log is not None and error.errno in losses.OF_THE_DISK:
+                losses.tell(self.log, error, LOST)
+            return size
+        return size if written is None else written
+
+    def _is_free(self) -> bool:
+        """Wait a moment for the reader of a pipe that does not let writers wait."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLOUT)
+        return bool(poll.poll(BUSY_MS))
 
 
-def keep_printing() -> None:
-    """From now on print() in this process works on a full disk too."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+def keep_printing(is_task: bool) -> None:
+    """From now on print() in this process raises nothing: closed terminal, gone reader, full disk, odd encoding."""
+    _open_closed()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream, original = getattr(sys, name), getattr(sys, f"__{name}__")
+        if stream is None:  # it was closed when we began
+            stream = original = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), encoding="utf-8")
+        if stream is original and isinstance(stream, io.TextIOWrapper):  # not one that somebody else has put there
             stream.flush()
-            setattr(sys, name, lossy(stream))
+            setattr(sys, name, lossy(stream, is_task))
 
 
-def lossy(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Another stream to the same file, which forgets."""
+def _open_closed() -> None:
+    """Put /dev/null where a standard stream was closed, or the next file that is opened would be printed into."""
+    for descriptor in STANDARD:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+
+
+def lossy(stream: io.TextIOWrapper, is_task: bool) -> io.TextIOWrapper:
+    """Another stream to the same file, which forgets; what its encoding lacks is written as an escape."""
     raw = Lossy(stream.fileno(), "wb", closefd=False)
     raw.name = stream.name
-    raw.path = path_of(stream.fileno())
+    if is_task and is_file(raw):
+        raw.log = path_of(stream.fileno()) or Path(str(stream.name))
     is_unbuffered = isinstance(stream.buffer, io.RawIOBase)  # so the launcher wants it: a line is in the log at once
+    escapes = stream.errors == "strict" or stream.encoding.lower().replace("-", "") != "utf8"
     made = io.TextIOWrapper(
         raw if is_unbuffered else io.BufferedWriter(raw),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace" if escapes else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
-    made.mode = stream.mode  # type: ignore[misc]
+    made.mode = getattr(stream, "mode", "w")  # type: ignore[misc]
     return made
+
+
+def is_file(raw: Lossy) -> bool:
+    """Whether it is a file on some disk."""
+    return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
 def path_of(descriptor: int) -> Path | None:
@@ -63,3 +102,23 @@ def path_of(descriptor: int) -> Path | None:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:
         return None
+
+
+def unwritten() -> OSError | None:
+    """Why some of stdout could not be written, where that is not because its reader wanted no more."""
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if not isinstance(raw, Lossy) or raw.lost is None:
+        return None
+    return None if raw.lost.errno in NOT_READ and not is_file(raw) else raw.lost
+
+
+def stream_of(code: int) -> TextIO:
+    """Where the last words of a run with this exit code go."""
+    return sys.stderr if code else sys.stdout
+
+
+def complain(text: str) -> None:
+    """Tell a failure, on stderr and by our name: results, which others read, are on stdout."""
+    print(f"paceline: {text}", file=sys.stderr, flush=True)

@@ -21,11 +21,12 @@ from paceline.cluster.plain import flags_of, tf_config_of
 from paceline.cluster.slow import parse as parse_slow
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import closing, gpus
+from paceline.launchers import closing, gpus, hangup
 from paceline.launchers.children import Children, Event, Exited, Interrupted
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.live import View, make_view
+from paceline.launchers.output import stream_of
 from paceline.launchers.slowing import Slowing
 from paceline.launchers.supervisor import End, Patience, failed, interrupts
 from paceline.telemetry import summary
@@ -57,20 +58,21 @@ def supervise(run: Run, patience: Patience) -> int:
     watched = Watched(run)
     children, view = watched.children, watched.view
     end = End.OUR_FAULT
-    try:
-        with interrupts(children):
-            watched.start_all()
-            end = watch(watched)
-            watched.slowing.close()  # who stands still hears nothing
-            end_rest(watched, patience)
-    finally:
-        watched.slowing.close()
-        children.kill()
-        watched.wait_until_gone(patience.stop_s)
-        view.close()
-        code, error = verdict(failed(children), end)
-        told = watched.sum_up(error)
-    print(block(told, run, causes(run, failed(children))), flush=True)
+    with hangup.handled(children.interrupt):
+        try:
+            with interrupts(children):
+                watched.start_all()
+                end = watch(watched)
+                watched.slowing.close()  # who stands still hears nothing
+                end_rest(watched, patience)
+        finally:
+            watched.slowing.close()
+            children.kill()
+            watched.wait_until_gone(patience.stop_s)
+            view.close()
+            code, error = verdict(failed(children), end)
+            told = watched.sum_up(error)
+        print(block(told, run, causes(run, failed(children))), file=stream_of(code), flush=True)
     return code
 
 

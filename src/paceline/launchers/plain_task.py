@@ -9,12 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from paceline.launchers import hangup
 from paceline.launchers.kernel import die_with
 
 
 def main(argv: Sequence[str]) -> None:
     """Become `python PROGRAM …`; does not return."""
     die_with(int(argv[0]))
+    hangup.ignore()  # the launcher's affair
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's `&` has it ignored, and that is inherited
     os.execv(sys.executable, [sys.executable, *argv[1:]])
 

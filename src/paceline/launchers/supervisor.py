@@ -20,13 +20,14 @@ import msgspec
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import chaos, closing, resuming
+from paceline.launchers import chaos, closing, hangup, resuming
 from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
 from paceline.launchers.here import Starter
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import RELEASE, save_soon
+from paceline.launchers.output import complain, stream_of
 from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
 
@@ -37,7 +38,7 @@ STEP_FOLDERS = "step-*[0-9]"  # complete ones; a checkpoint that is being writte
 SAVE_FIRST_S = 15.0  # after Ctrl+C, how long the last checkpoint may take
 STILL_S = 3.0  # and how long nobody may have made an update meanwhile
 SAVED_LOOK_S = 0.05
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,28 +65,29 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
     children = crew.children
     failures = Failures(run, crew, make_view(run.cluster, run.paths, run.settings.started_workers, run.shows_logs))
     end = End.OUR_FAULT
-    try:
-        with interrupts(children):
-            crew.start_all()
-            with chaos.injected(run.settings, [*run.cluster.ps, *run.started], run.paths, children):
-                end = watch(run, crew, failures)
-            end_rest(children, failures.view, patience, end)
-    finally:
-        children.kill()
-        children.wait_until_gone(None, patience.stop_s)
-        is_whole = crew.close()
-        tell_losses(crew, failures.view)
-        failures.note_all(failed(children))
-        failures.view.close()
-        code, error = verdict(failed(children), end)
-        has_nobody = all(worker.is_lost for worker in read.reports(run.paths.root)[0])
-        if error is None and has_nobody and not crew.lacks_records:
-            code, error = EXIT_TRAINING, NOTHING_TRAINED
-        if error is None and not is_whole and not crew.model and not is_saved(run):
-            code, error = EXIT_NOT_SAVED, closing.NOT_SAVED
-        told = sum_up(run, crew, error, time.monotonic() - began)
-    resume = resuming.from_elsewhere(run.resume, crew.model) if crew.model else run.resume
-    print(closing.block(told, run.paths, failures.report(), resume, failures.will_repeat), flush=True)
+    with hangup.handled(children.interrupt):
+        try:
+            with interrupts(children):
+                crew.start_all()
+                with chaos.injected(run.settings, [*run.cluster.ps, *run.started], run.paths, children):
+                    end = watch(run, crew, failures)
+                end_rest(children, failures.view, patience, end)
+        finally:
+            children.kill()
+            children.wait_until_gone(None, patience.stop_s)
+            is_whole = crew.close()
+            tell_losses(crew, failures.view)
+            failures.note_all(failed(children))
+            failures.view.close()
+            code, error = verdict(failed(children), end)
+            has_nobody = all(worker.is_lost for worker in read.reports(run.paths.root)[0])
+            if error is None and has_nobody and not crew.lacks_records:
+                code, error = EXIT_TRAINING, NOTHING_TRAINED
+            if error is None and not is_whole and not crew.model and not is_saved(run):
+                code, error = EXIT_NOT_SAVED, closing.NOT_SAVED
+            told = sum_up(run, crew, error, time.monotonic() - began)
+        last = closing.block(told, run.paths, failures.report(), resume_of(run, crew), failures.will_repeat)
+        print(last, file=stream_of(code), flush=True)
     return code
 
 
@@ -219,6 +221,11 @@ def is_saved(run: Run) -> bool:
     return model is not None and not closing.without(model, steps)
 
 
+def resume_of(run: Run, crew: Crew) -> str:
+    """The command that goes on with this run."""
+    return resuming.from_elsewhere(run.resume, crew.model) if crew.model else run.resume
+
+
 def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:
     """4. summary.json, whatever has happened."""
     reports = read.reports(run.paths.root)
@@ -242,16 +249,18 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
         told["lacks_records"] = True
     if run.settings.chaos:
         told["chaos"] = msgspec.to_builtins(faults.injected(run.paths.root, parse_chaos(run.settings.chaos)))
+    if error is not None and (resume := resume_of(run, crew)):
+        told["resume"] = resume  # where the terminal that would have shown it was closed
     try:
         summary.write(run.paths.root, told)
     except OSError as error:
-        print(f"paceline: {run.paths.summary} could not be written: {error}", flush=True)
+        complain(f"{run.paths.summary} could not be written: {error}")
     return told
 
 
 @contextmanager
 def interrupts(children: Children) -> Iterator[None]:
-    """Ctrl+C, kill and a closed terminal become an event; only where the main thread runs us."""
+    """Ctrl+C and kill become an event; only where the main thread runs us. A closed terminal: launchers/hangup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -262,8 +271,7 @@ def interrupts(children: Children) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, which is inherited, no exit code could be had
     for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # nohup
-            signal.signal(number, on_signal)
+        signal.signal(number, on_signal)
     try:
         yield
     finally:

@@ -20,9 +20,11 @@ from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
+from paceline.launchers import hangup
 from paceline.launchers.entry import TENSORFLOW_THREADS, THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
+from paceline.launchers.output import keep_printing
 from paceline.telemetry import lines
 from paceline.transport import held
 from paceline.transport.base import split
@@ -61,6 +63,8 @@ def init(
     if assignment is None:
         return Context(None, flush_line)
     if given is None:
+        keep_printing(is_task=True)
+        hangup.as_interrupt()
         assignment = _by_hand(assignment)
         _heed_threads()
     for context in _contexts if given is None else _here.contexts:

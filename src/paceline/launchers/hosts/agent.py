@@ -37,6 +37,7 @@ from paceline.launchers.hosts import frames as f
 from paceline.launchers.hosts.frames import Heard, Hello, Told
 from paceline.launchers.hosts.syncing import sees
 from paceline.launchers.mirror import Mirror
+from paceline.launchers.output import keep_printing
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
 
@@ -350,6 +351,7 @@ def main() -> int:
     stdin = sys.stdin.buffer
     speech = Speech(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what anybody prints here is no message
+    keep_printing(is_task=False)
     speech.begin()
     hello = f.read_told(stdin)
     if not isinstance(hello, Hello):

@@ -32,6 +32,7 @@ from paceline.launchers.hosts.far_host import FarHost, FarProcess
 from paceline.launchers.hosts.frames import Hello, Ready
 from paceline.launchers.hosts.ssh import at_once
 from paceline.launchers.mirror import name_of, told_by, whole
+from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.restart import LOST
 from paceline.telemetry.ledgers import note_cut
@@ -149,7 +150,7 @@ class Far:
                     if time.monotonic() - max(began_s, far.news_s) > STUCK_S:
                         break
         except KeyboardInterrupt:
-            print("Interrupted: what the hosts have not sent yet stays there.", flush=True)
+            complain("Interrupted: what the hosts have not sent yet stays there.")
             self._told.update(self._hosts)
         self._close_all()
         sweep(self._run.paths.root)
@@ -158,7 +159,7 @@ class Far:
             self._tell_cut(far)
         for far in self._hosts.values():
             if far.left and far.ready is not None:
-                print(f"paceline: {far.host.name} keeps {far.ready.run_dir}: {left_words(far.left)}.", flush=True)
+                complain(f"{far.host.name} keeps {far.ready.run_dir}: {left_words(far.left)}.")
         return not cut
 
     def _close_all(self) -> None:
@@ -249,7 +250,7 @@ class Far:
             try:
                 retain(made.parent, self._run.settings.keep)
             except CheckpointError as error:
-                print(f"paceline: {error}", flush=True)
+                complain(str(error))
         chief = self._hosts[self._placed[self._run.cluster.chief]]
         if chief is not far and chief.ready is not None and not chief.ready.is_shared:
             self._bring(chief, made)
@@ -260,13 +261,13 @@ class Far:
             far.is_short = True
             self._told.add(far.host.name)
             why = f"a piece of {piece.path} from {far.host.name} could not be kept here: {error.strerror or error}"
-            print(f"paceline: {why}; the run goes on, and {far.host.name} keeps its folder.", flush=True)
+            complain(f"{why}; the run goes on, and {far.host.name} keeps its folder.")
 
     def _tell_cut(self, far: FarHost) -> None:
         """What it wrote last has not come; one that was lost with a task has been told of already."""
         name = far.host.name
         if name not in self._told:
-            print(f"paceline: {far.why or f'{name} does not end.'} What it has not sent yet stays there.", flush=True)
+            complain(f"{far.why or f'{name} does not end.'} What it has not sent yet stays there.")
         self._note_cut([task for task, where in self._placed.items() if where == name])
 
     def _tell_lost(self, far: FarHost) -> None:

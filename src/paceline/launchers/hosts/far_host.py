@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.launchers.hosts import frames as f
 from paceline.launchers.hosts import ssh
 from paceline.launchers.hosts.frames import Ready, Told
+from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece
 from paceline.launchers.restart import LOST
 from paceline.telemetry.losses import Loss
@@ -152,7 +153,7 @@ class FarHost:
         try:
             self._on_lost(self)
         except OSError as error:
-            print(f"paceline: what is known of {self.host.name} could not be written down: {error}", flush=True)
+            complain(f"what is known of {self.host.name} could not be written down: {error}")
         finally:
             with self._lock:
                 gone, self._tasks = dict(self._tasks), {}

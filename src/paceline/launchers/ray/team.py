@@ -30,6 +30,7 @@ from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
+from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.ray.actors import Carried, News, Order, Place, carried, torch_version
 from paceline.launchers.ray.member import ANSWER_S, Member, Remote
@@ -136,11 +137,11 @@ class Team:
             try:
                 self._settle(member, limit_s=None)
             except UsageError as error:
-                print(f"paceline: {member.task} cannot join: {error}", flush=True)
+                complain(f"{member.task} cannot join: {error}")
                 return
             except (self._ray.exceptions.RayError, ClusterError, OSError) as error:
                 if not self._is_closed:
-                    print(f"paceline: {member.task} cannot join: {why(error, self._ray)}", flush=True)
+                    complain(f"{member.task} cannot join: {why(error, self._ray)}")
                 return
             self.children.arrive(member.task)
 
@@ -297,7 +298,7 @@ class Team:
         """What costs no more than a file must not cost the run."""
         if not self._has_told:
             self._has_told = True
-            print(f"paceline: {text}; the run goes on, and its folder will lack some of its files.", flush=True)
+            complain(f"{text}; the run goes on, and its folder will lack some of its files.")
 
     def _keep(self, member: Member, pieces: Sequence[Carried]) -> None:
         paths = self._run.paths

@@ -467,6 +467,7 @@ class Context:
         self.is_assigning = True
         try:
             yield
+            self._trainee.assigned()
             if self.is_chief:
                 self._trainee.assign_parameters()
             else:

@@ -23,7 +23,7 @@ from paceline.worker.torch_loads import LoadHooks
 from paceline.worker.torch_overlap import Overlap
 from paceline.worker.torch_places import Places, check_alone
 from paceline.worker.torch_samples import GradientSamples
-from paceline.worker.torch_writes import DeviceWrites, renormalised
+from paceline.worker.torch_writes import DeviceWrites, OtherTraining, renormalised
 from paceline.worker.trainee import Trainee
 from paceline.worker.writes import MemoryWrites, Writes
 
@@ -46,6 +46,8 @@ class TorchTrainee(Trainee):
         self.device = devices.pop()
         self._on_device: torch.Tensor | None = None
         self._carried = Carried(model, {t.name: self.tensors[t.name] for t in layout.carried}, lambda s: self._say(s))
+        untrained = {t.name: self.tensors[t.name] for t in layout.carried if not t.buffer}
+        self._others = OtherTraining(untrained)
         self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
         self._option_names = tuple(optimizer.defaults)
@@ -152,6 +154,11 @@ class TorchTrainee(Trainee):
 
     def check_parameters(self) -> None:
         self._places.check(self._say)
+        if not (self.is_alone or self._is_first):
+            self._others.check()
+
+    def assigned(self) -> None:
+        self._others.remember()
 
     def lay_back(self) -> None:
         self._places.lay_back(self._say)
@@ -165,6 +172,7 @@ class TorchTrainee(Trainee):
 
     def end_first(self) -> None:
         super().end_first()
+        self._others.remember()
         if self._loads is not None:
             self._loads.end()
 

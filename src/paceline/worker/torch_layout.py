@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.views import NAMES
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.script import script_line
 from paceline.worker.torch_carried import statistics_of
 from paceline.worker.torch_constraints import constraint_of
 
@@ -20,6 +22,12 @@ SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,
     torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
 )  # fmt: skip
+
+
+NOT_ON_PS = {
+    "capturable": "is for CUDA graphs, and the ps runs the optimizer on a CPU",
+    "differentiable": "is for backward passes through the step, and the ps makes the step",
+}
 
 
 def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
@@ -36,6 +44,12 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
     """The options of each parameter group now, without what schedulers keep there for themselves."""
     names = optimizer.defaults
+    for name, why in NOT_ON_PS.items():
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise UsageError(
+                f"{type(optimizer).__name__} has {name}=True, which {why}: leave it out{script_line()}. "
+                "`--mode local`, where the optimizer runs on the worker, takes it"
+            )
     return [{n: plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
 
 
@@ -48,6 +62,7 @@ def plain(value: Any) -> Any:
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
     """The layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
+    _check_initialised(model)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
@@ -75,7 +90,18 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout
     return Layout(tuple(specs)), tensors
 
 
+def _check_initialised(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if any(is_lazy(t) for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise UsageError(
+                f"{name or 'the model'} is a {type(module).__name__} that has seen no batch yet, so its parameters "
+                "have no shape: run one batch through the model before prepare() (and before the optimizer is made)"
+            )
+
+
 def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
+    if tensor.is_meta:
+        raise UsageError(f"{name} is on the device meta and has no values yet: fill it before prepare()")
     if tensor.dtype not in NAMES:
         raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
     stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()

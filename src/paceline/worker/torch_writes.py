@@ -3,10 +3,13 @@
 Used by worker/torch. The digest is computed on the card, so only one number crosses to the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+
+from paceline.errors import UsageError
+from paceline.worker.script import script_line
 
 CHUNK_WORDS = 1 << 22  # 64-bit words that are multiplied at once, which bounds the memory that a digest needs
 
@@ -39,6 +42,33 @@ class DeviceWrites:
         if not self._chunks[0].numel():
             return self._factors
         return torch.stack([(chunk * self._factors[: chunk.numel()]).sum() for chunk in self._chunks])
+
+
+class OtherTraining:
+    """Parameters of the model that the prepared optimizer does not train. Other workers never see what a second
+    optimizer makes of them. Values that a script computes without gradients (an average, say) are left alone."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._had_gradient = {name for name, p in parameters.items() if p.requires_grad}
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the values that lie there now for those that all workers have."""
+        self._versions = [p._version for p in self._parameters.values()]
+
+    def check(self) -> None:
+        """Refuse what was trained since `remember`."""
+        if [p._version for p in self._parameters.values()] == self._versions:
+            return
+        for (name, parameter), version in zip(self._parameters.items(), self._versions, strict=True):
+            if parameter._version != version and (parameter.grad is not None or name in self._had_gradient):
+                raise UsageError(
+                    f"{name} was changed by something else than the prepared optimizer, which does not train it; the "
+                    f"other workers would not see that{script_line()}. Train it by a parameter group of the prepared "
+                    "optimizer, or, if it is not trained, call requires_grad_(False) on it before prepare()"
+                )
+        self.remember()
 
 
 def renormalised(model: nn.Module, written: Sequence[torch.Tensor]) -> str:

@@ -1,6 +1,7 @@
 """Cases of optimizers, their options and state, and schedulers."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -282,7 +283,11 @@ def rolled_back_together(job: Job) -> Returned:
     return {"model": weights(model), "optimizer": optimizer.state_dict()}
 
 
-@case("Optimizers and schedulers", "optimizer.state read between steps")
+@case(
+    "Optimizers and schedulers",
+    "optimizer.state read between steps",
+    note="A copy of that moment: read it anew after each step.",
+)
 def state_read(job: Job) -> Returned:
     model = job.make(small)
     model, optimizer = job.prepare(model, Adam(model.parameters(), lr=0.01))
@@ -317,6 +322,33 @@ def state_changed(job: Job) -> Returned:
         if step == 4:
             optimizer.state[model[0].weight]["momentum_buffer"].mul_(0.5)
     return {"model": weights(model)}
+
+
+@case("Optimizers and schedulers", "optimizer.state replaced, and parts of it deleted, inside ctx.assign()")
+def state_assigned(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, Adam(model.parameters(), lr=0.1))
+    for step, _ in enumerate(trained(job, model, optimizer)):
+        with job.ctx.assign() if job.ctx is not None else nullcontext():
+            if step == 2:
+                del optimizer.state[model[0].weight]
+            if step == 4:
+                optimizer.state = defaultdict(dict)
+            if step == 6:
+                optimizer.state[model[2].weight]["exp_avg"].mul_(0.5)
+    return {"model": weights(model), "optimizer": optimizer.state_dict()}
+
+
+@case("Optimizers and schedulers", "a copy of the optimizer (copy.deepcopy) that steps by itself")
+def copied_optimizer(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, Adam(model.parameters(), lr=0.1))
+    train(job, model, optimizer, 3)
+    own, its = copy.deepcopy((model, optimizer))
+    train(job, own, its, 2)
+    copied = weights(own)
+    train(job, model, optimizer, 3)
+    return {"model": weights(model), "copied": copied, "state": optimizer.state_dict()}
 
 
 @case(

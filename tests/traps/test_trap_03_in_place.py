@@ -10,6 +10,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from paceline.worker.torch_optimizer import convert
+from paceline.worker.torch_optimizer_state import OptimizerState
 
 pytestmark = pytest.mark.filterwarnings("error")  # a scheduler that thinks its optimizer never stepped warns
 
@@ -20,14 +21,12 @@ class Calls:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.gradients: list[float] = []
+        self.state = OptimizerState(dict)
 
     def step(self) -> None:
         self.gradients.append(max(p.grad.abs().max().item() for p in self.model.parameters()))
 
-    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return {}
-
-    def load_slots(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def load_state(self) -> None: ...
 
 
 def naive(optimizer: torch.optim.Optimizer, calls: Calls) -> None:

@@ -5,7 +5,7 @@ reads them by mistake sees it: state_dict() fetches the values, load_state_dict(
 gradient that lies there: zero_grad() in any of its forms is understood, and clipping by norm happens there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -20,6 +20,7 @@ from paceline.ingraph.replicas import trained_of
 from paceline.worker.torch_constraints import refuse_unkept
 from paceline.worker.torch_layout import SUPPORTED, group_options
 from paceline.worker.torch_optimizer import convert
+from paceline.worker.torch_optimizer_state import OptimizerState
 
 
 class Resident:
@@ -38,8 +39,8 @@ class Resident:
             mirror.call(adopted.adopt, mirror.news(module), type(optimizer).__name__, told)
             mirror.give_away(module)
         if optimizer.state:
-            self.load_slots(optimizer)
-            optimizer.state.clear()
+            self._put_state(optimizer.state)
+        self.state = OptimizerState(self._fetched_state)
         self._shrink()
         convert(optimizer, self)
         module.register_state_dict_post_hook(lambda *told: self._fill_state_dict(*told))  # type: ignore[no-untyped-call]
@@ -70,26 +71,26 @@ class Resident:
     # --- what the optimizer needs (worker/torch_optimizer) ----------------------------------------------------
 
     def step(self) -> None:
+        if self.state.is_changed:
+            self._put_state(self.state)
+        self.state.forget()
         with self._mirror.lock:
             options = [dict(its) for its in group_options(self._optimizer)]
             self._mirror.ask(adopted.update, self._zeroed(), options)
 
-    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         with self._mirror.lock:
             states = self._mirror.ask(adopted.fetch_states)
-        for parameter, state in zip(self._module.parameters(), states, strict=True):
-            if state:
-                optimizer.state[parameter] = state
-        try:
-            told: dict[str, Any] = type(optimizer).__base__.state_dict(optimizer)  # type: ignore[union-attr]
-            return told
-        finally:
-            optimizer.state.clear()
+        return {each: state for each, state in zip(self._module.parameters(), states, strict=True) if state}
 
-    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
+    def load_state(self) -> None:
+        """Send what the script has loaded into the optimizer."""
+        self._put_state(self.state)
+        self.state.forget()
+
+    def _put_state(self, state: Mapping[torch.Tensor, dict[str, Any]]) -> None:
         with self._mirror.lock:
-            states = [dict(optimizer.state.get(each, {})) for each in self._module.parameters()]
-            self._mirror.ask(adopted.put_states, states)
+            self._mirror.ask(adopted.put_states, [dict(state.get(each, {})) for each in self._module.parameters()])
 
     def before_zeroing(self) -> None:
         raise UsageError(

@@ -467,7 +467,7 @@ class Context:
         self.is_assigning = True
         try:
             yield
-            self._trainee.assigned()
+            self._trainee.assigned(self.is_chief)
             if self.is_chief:
                 self._trainee.assign_parameters()
             else:

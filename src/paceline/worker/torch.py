@@ -4,7 +4,7 @@ Made by `ctx.prepare`. worker/trainee has what every framework shares; here are 
 views of the arena, gradients, and what a script may do to both between two steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.script import script_line
+from paceline.worker.slots import scatter
 from paceline.worker.torch_carried import Carried
 from paceline.worker.torch_devices import mapping_lines
 from paceline.worker.torch_gradients import Outgoing
-from paceline.worker.torch_layout import describe, group_options, optimizer_spec, plain
+from paceline.worker.torch_layout import check_options, describe, group_options, optimizer_spec, plain
 from paceline.worker.torch_loads import LoadHooks
+from paceline.worker.torch_optimizer_state import OptimizerState, slots_of, states_of
 from paceline.worker.torch_overlap import Overlap
 from paceline.worker.torch_places import Places, check_alone
 from paceline.worker.torch_samples import GradientSamples
@@ -50,6 +53,7 @@ class TorchTrainee(Trainee):
         self._others = OtherTraining(untrained)
         self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
+        self.state = OptimizerState(self._fetched_state)
         self._option_names = tuple(optimizer.defaults)
         self._sent_options = self._option_values()
 
@@ -157,8 +161,11 @@ class TorchTrainee(Trainee):
         if not (self.is_alone or self._is_first):
             self._others.check()
 
-    def assigned(self) -> None:
+    def assigned(self, is_chief: bool) -> None:
         self._others.remember()
+        if is_chief and self.state.is_changed:
+            self.send_state(self.state)
+        self.state.forget()
 
     def lay_back(self) -> None:
         self._places.lay_back(self._say)
@@ -176,6 +183,38 @@ class TorchTrainee(Trainee):
         if self._loads is not None:
             self._loads.end()
 
+    # --- the optimizer's state ----------------------------------------------------------------------------------
+
+    def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        return states_of(self.slots(), self.layout, self.parameters)
+
+    def send_state(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+        """Replace the optimizer's state on the ps."""
+        slots = slots_of(states, self.layout, self.parameters)
+        self.settle()
+        scatter(self.client.links, self.plan, slots)
+
+    def _keep_found(self) -> None:
+        super()._keep_found()
+        if self.state.is_changed:
+            self._keep_state()
+        self.state.forget()
+
+    def _keep_state(self) -> None:
+        if self.goes_on:
+            self._say(
+                "paceline: optimizer.state was written between prepare() and the first step, and this run goes on: "
+                "what the ps remembers counts"
+            )
+        elif self.is_alone:
+            self.send_state(self.state)
+        else:
+            raise UsageError(
+                f"optimizer.state was written by the script after prepare(), before this call{script_line()}: the "
+                "other workers would not see it. Write it on all workers inside `with ctx.assign():` (the chief's "
+                "values count)"
+            )
+
     # --- what a push says beside its numbers ------------------------------------------------------------------
 
     def _is_weighted(self) -> bool:
@@ -190,6 +229,7 @@ class TorchTrainee(Trainee):
         ]
 
     def _group_options(self) -> list[Options]:
+        check_options(self.optimizer)
         return group_options(self.optimizer)
 
     def device_name(self, pin: Callable[[], Any]) -> str:

@@ -38,18 +38,23 @@ def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             f"{type(optimizer).__name__} cannot run on a ps, because it is not known to be elementwise: use one of "
             f"{names} (`--mode local` takes any optimizer: there it runs on the worker)"
         )
+    check_options(optimizer)
     return OptimizerSpec(type(optimizer).__name__, group_options(optimizer))
 
 
-def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """The options of each parameter group now, without what schedulers keep there for themselves."""
-    names = optimizer.defaults
+def check_options(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse options with which a ps cannot make a step."""
     for name, why in NOT_ON_PS.items():
         if any(group.get(name) for group in optimizer.param_groups):
             raise UsageError(
                 f"{type(optimizer).__name__} has {name}=True, which {why}: leave it out{script_line()}. "
                 "`--mode local`, where the optimizer runs on the worker, takes it"
             )
+
+
+def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
+    """The options of each parameter group now, without what schedulers keep there for themselves."""
+    names = optimizer.defaults
     return [{n: plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
 
 

@@ -7,13 +7,14 @@ Called by ctx.prepare. Three ways in which this goes wrong silently, and what ho
 - `fused=True` lets a GradScaler hand over gradients that are still scaled: the optimizer says that it cannot do that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch.optim import optimizer as optimizer_module
 
 from paceline.errors import UsageError
+from paceline.worker.torch_optimizer_state import OptimizerState
 
 
 class Remote(Protocol):
@@ -21,9 +22,10 @@ class Remote(Protocol):
 
     def step(self) -> None: ...
 
-    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]: ...
+    @property
+    def state(self) -> OptimizerState: ...
 
-    def load_slots(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def load_state(self) -> None: ...
 
     def before_zeroing(self) -> None: ...
 
@@ -41,13 +43,22 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         remote.step()
         return loss
 
-    def state_dict(self: torch.optim.Optimizer) -> dict[str, Any]:
-        return remote.state_dict_slots(self)
+    def replace_state(_: torch.optim.Optimizer, state: Mapping[torch.Tensor, Any]) -> None:
+        if state is not remote.state:
+            remote.state.replace(state)
+
+    def set_state(self: torch.optim.Optimizer, members: dict[str, Any]) -> None:
+        if "state" in members:
+            remote.state.replace(members["state"])
+        base.__setstate__(self, {name: value for name, value in members.items() if name != "state"})
 
     def load_state_dict(self: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         base.load_state_dict(self, state)
-        remote.load_slots(self)
-        self.state.clear()
+        remote.load_state()
+
+    def copied(self: torch.optim.Optimizer, _: Any) -> Any:
+        """A copy steps by itself, as torch's own optimizer does."""
+        return object.__new__, (base,), self.__getstate__()
 
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         if not set_to_none:
@@ -72,13 +83,16 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
     either.hooked = True  # type: ignore[attr-defined]  # nor must torch, which would run every hook twice
     members = {
         "step": either,
-        "state_dict": state_dict,
+        "state": property(lambda _: remote.state, replace_state),
+        "__setstate__": set_state,
+        "__reduce_ex__": copied,
         "load_state_dict": load_state_dict,
         "zero_grad": zero_grad,
         "add_param_group": add_param_group,
         "__module__": base.__module__,
     }
     optimizer.__dict__.pop("step", None)
+    optimizer.__dict__.pop("state", None)
     optimizer.__class__ = type(base.__name__, (base,), members)
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 

@@ -12,16 +12,14 @@ from torch.utils.data import DataLoader
 
 from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
-from paceline.views import NAMES, as_bytes, flat, shaped
-from paceline.wire import messages as m
 from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
-from paceline.worker.slots import COUNTERS, WholeSlot, scatter
 from paceline.worker.torch import TorchTrainee
 from paceline.worker.torch_constraints import bind, hold_after_steps
 from paceline.worker.torch_local import LocalTrainee
 from paceline.worker.torch_optimizer import convert
+from paceline.worker.torch_optimizer_state import OptimizerState
 from paceline.worker.torch_position import TorchOwn
 
 if TYPE_CHECKING:
@@ -114,13 +112,12 @@ class _Binding:
 
     def send_memory(self) -> None:
         if self._optimizer.state and not self.trainee.is_local:
-            self._remote.load_slots(self._optimizer)
+            self.trainee.send_state(self._optimizer.state)
 
     def convert(self) -> None:
         if isinstance(self.trainee, LocalTrainee):
             self.trainee.follow(self._ctx.stepped)
         else:
-            self._optimizer.state.clear()
             convert(self._optimizer, self._remote)
 
 
@@ -160,38 +157,15 @@ class _Remote:
     def before_zeroing(self) -> None:
         """Do nothing: gradients that are set to zero in place have been sent and counted."""
 
-    def state_dict_slots(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """torch's shape of state: gathered from the ps for the moment of the call."""
-        trained, tensors = self._trainee.layout.trained, self._trainee.tensors
-        for tensor, named in self._trainee.slots().items():
-            spec = trained[tensor]
-            state = optimizer.state[tensors[spec.name]]
-            named.pop(m.MASTER, None)  # torch knows no wider copy of a parameter
-            named.pop(m.WIDE_AVERAGE, None)
-            for name, whole in named.items():
-                vector = flat(memoryview(whole.data), whole.dtype, 0, 1 if whole.is_scalar else spec.numel)
-                state[name] = vector.reshape(()) if whole.is_scalar else shaped(vector, spec.shape, spec.stride)
+    @property
+    def state(self) -> OptimizerState:
+        """The optimizer's state, which lies on the ps."""
+        return self._trainee.state
+
+    def load_state(self) -> None:
+        """Send the state that the chief has loaded to the ps."""
         try:
-            return type(optimizer).__mro__[1].state_dict(optimizer)  # type: ignore[attr-defined, no-any-return]
+            if self._ctx.takes("optimizer.load_state_dict()"):
+                self._trainee.send_state(self._trainee.state)
         finally:
-            optimizer.state.clear()
-
-    def load_slots(self, optimizer: torch.optim.Optimizer) -> None:
-        """The chief's loaded state goes to the ps."""
-        if not self._ctx.takes("optimizer.load_state_dict()"):
-            return
-        slots: dict[int, dict[str, WholeSlot]] = {}
-        for index, spec in enumerate(self._trainee.layout.trained):
-            state = optimizer.state.get(self._trainee.tensors[spec.name], {})
-            slots[index] = {name: _whole(name, value, spec.stride) for name, value in state.items()}
-        self._trainee.settle()
-        scatter(self._trainee.client.links, self._trainee.plan, slots)
-
-
-def _whole(name: str, value: Any, stride: tuple[int, ...]) -> WholeSlot:
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-    tensor = tensor.detach().to("cpu")
-    if name in COUNTERS:
-        return WholeSlot(NAMES[tensor.dtype], True, bytearray(as_bytes(tensor)))
-    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    return WholeSlot(NAMES[tensor.dtype], False, bytearray(as_bytes(laid)))
+            self._trainee.state.forget()

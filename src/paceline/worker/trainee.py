@@ -217,7 +217,7 @@ class Trainee(ABC):
     def check_parameters(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to check)
         """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
 
-    def assigned(self) -> None:  # noqa: B027 (the same)
+    def assigned(self, is_chief: bool) -> None:  # noqa: B027 (the same)
         """Inside ctx.assign() the script has written what all workers have now."""
 
     def lay_back(self) -> None:  # noqa: B027 (the same)

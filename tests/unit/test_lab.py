@@ -347,16 +347,17 @@ def test_a_feeder_says_where_its_time_goes(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_interrupting_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupting_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "--reps", "1000", "--only", "1 worker, shm", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lab:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
         assert lab.stdout is not None
         for line in lab.stdout:
             if line.startswith("overhead: repetition"):
                 break
         started = psutil.Process(lab.pid).children(recursive=True)
         assert len(started) >= 4
-        lab.send_signal(signal.SIGINT)
+        lab.send_signal(number)
         rest = lab.stdout.read()
         assert lab.wait(timeout=20) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest

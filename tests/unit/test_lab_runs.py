@@ -250,9 +250,10 @@ def test_a_tiny_run_from_start_to_table(matrix: str, text: str, kinds: dict[str,
 
 
 @pytest.mark.slow
-def test_interrupting_a_whole_run_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupting_a_whole_run_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "modes", "--only", "sync, 2 workers", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as lab:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
         assert lab.stdout is not None
         started: list[psutil.Process] = []
         for line in lab.stdout:  # a line every few seconds
@@ -260,7 +261,7 @@ def test_interrupting_a_whole_run_leaves_nothing_running(tmp_path: Path) -> None
             if line.startswith("modes: run 1") and len(started) >= 2:
                 break
         assert len(started) >= 2
-        lab.send_signal(signal.SIGINT)
+        lab.send_signal(number)
         rest = lab.stdout.read()
         assert lab.wait(timeout=30) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest

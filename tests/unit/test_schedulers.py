@@ -262,7 +262,7 @@ def test_env_says_who_and_why(capsys: pytest.CaptureFixture[str], alone: pytest.
 
 def test_env_shows_a_refusal_and_no_secret(capsys: pytest.CaptureFixture[str], alone: pytest.MonkeyPatch) -> None:
     alone.setenv("TF_CONFIG", "{")
-    assert shown(capsys, code=2).startswith("Refused: TF_CONFIG: TF_CONFIG is not JSON")
+    assert shown(capsys, code=2).startswith("A task that is started like this is refused.")
     assert "not JSON" in json.loads(shown(capsys, "--json", code=2))["refused"]
     secret = "ab" * 32
     alone.setenv("PACELINE_SECRET", secret)

@@ -14,6 +14,7 @@ import typer
 
 from paceline.cli.table import print_table
 from paceline.errors import CheckpointError, UsageError
+from paceline.launchers.output import complain
 
 if TYPE_CHECKING:
     from paceline.checkpoint.read import Found, Loaded
@@ -72,18 +73,19 @@ def verify(where: Where) -> None:
     """Hash every file of every checkpoint there; exit code 1 when one is not what was written."""
     from paceline.checkpoint.read import verify as problems_of
 
-    is_damaged = False
+    damaged = 0
     found = _all(where)
     if not found:
         raise UsageError(f"There is no checkpoint in {where}.")
     for each in found:
         problems = problems_of(each.path)
-        is_damaged = is_damaged or bool(problems)
+        damaged += bool(problems)
         for problem in problems:
             print(f"{each.path}: damaged: {problem}")
         if not problems:
             print(f"{each.path}: whole")
-    if is_damaged:
+    if damaged:
+        complain(f"{damaged} of {len(found)} checkpoints {'is' if damaged == 1 else 'are'} damaged.")
         raise typer.Exit(NOT_THE_SAME)
 
 

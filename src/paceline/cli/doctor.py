@@ -13,6 +13,7 @@ import typer
 from paceline.cli.host_options import ClusterFile, Hostfile, Hosts
 from paceline.cli.table import print_table
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_TRAINING
+from paceline.launchers.output import complain
 
 if TYPE_CHECKING:
     from paceline.launchers.hosts.diagnosis import Problem
@@ -48,7 +49,10 @@ def doctor(hosts: Hosts = None, hostfile: Hostfile = None, cluster: ClusterFile 
         if asked:
             _print_hosts(report)
         print("\n".join(_verdict(problems)))
-    raise typer.Exit(_code(own, report))
+    if code := _code(own, report):
+        count = sum(each.is_fatal for each in problems)
+        complain(f"{count} problem{'s were' if count != 1 else ' was'} found.")
+    raise typer.Exit(code)
 
 
 def _code(own: list["Problem"], report: "Report") -> int:

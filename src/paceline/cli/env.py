@@ -12,7 +12,8 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.serve import ChiefHosts, JobName, OptionalScript, TaskIndex, as_argv
-from paceline.errors import EXIT_OK, EXIT_USAGE
+from paceline.errors import EXIT_USAGE
+from paceline.launchers.output import complain
 
 if TYPE_CHECKING:
     from paceline.cluster.discovery import Look
@@ -37,7 +38,10 @@ def env(
     looks = look_everywhere(as_argv(flags), script_dir=Path(script).parent if script else ".")
     typer.echo(json.dumps(as_dict(looks)) if as_json else "\n".join(as_lines(looks)))
     first = decisive(looks)
-    raise typer.Exit(EXIT_USAGE if first is not None and first.is_refused else EXIT_OK)
+    if first is None or not first.is_refused:
+        return
+    complain(f"Refused: {first.source}: {first.why}")
+    raise typer.Exit(EXIT_USAGE)
 
 
 def decisive(looks: "Sequence[Look]") -> "Look | None":
@@ -69,7 +73,7 @@ def as_lines(looks: "Sequence[Look]") -> list[str]:
     if first is None:
         lines = ["No cluster was found: a script started here trains alone, in one process."]
     elif first.cluster is None or first.task is None:
-        lines = [f"Refused: {first.source}: {first.why}"]
+        lines = ["A task that is started like this is refused."]
     else:
         address = f" at {first.cluster.address(first.task)}" if first.task.job in first.cluster.jobs else ""
         lines = [f"Found by: {first.source}: {first.why}", f"This task: {first.task}{address}"]

@@ -179,7 +179,7 @@ def _calibrated(
     program = Program(script=script, args=args, is_module=is_module)
     try:
         needs = (wanted.lane == "tcp", wanted.has_rounds)
-        return calibrate(program, seconds, chosen, *needs, lambda line: print(line, flush=True))
+        return calibrate(program, seconds, chosen, *needs, lambda line: print(line, file=sys.stderr, flush=True))
     except TrainingFailed as error:
         print(error, file=sys.stderr)
         raise UsageError(f"{script} failed while it was calibrated, so there is nothing to plan with.") from None

@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli.kv import Run, run_folder
 from paceline.errors import EXIT_TRAINING
+from paceline.launchers.output import complain
 
 if TYPE_CHECKING:
     from paceline.telemetry.verify import Verdict
@@ -54,6 +55,7 @@ def verify(run: Run, as_json: Json = False) -> None:
     if not RunPaths(folder).summary.is_file():
         print(ON if is_on(RunPaths(folder)) else NO_SUMMARY, file=sys.stderr)
     if not verdict.is_ok:
+        complain(f"The ledgers of {folder} do not agree, or are not whole.")
         raise typer.Exit(EXIT_TRAINING)
 
 

@@ -29,6 +29,7 @@ from paceline.lab.results.kept import Kept
 from paceline.lab.results.result import ResultFile, provenance_of
 from paceline.lab.scenario import Matrix
 from paceline.launchers.closing import shown
+from paceline.launchers.output import complain
 
 SOAK = "soak"
 ACCURACY = "accuracy"
@@ -96,7 +97,7 @@ def carried_out(matrix: Matrix, plan: soak.Plan | None, results: ResultFile, don
             return code
     except KeyboardInterrupt:
         again = "" if plan else " The same command goes on where this one ended."
-        progress.say(f"Interrupted: everything was ended.{again}")
+        complain(f"Interrupted: everything was ended.{again}")
         return EXIT_INTERRUPTED
     finally:
         progress.close()
@@ -300,5 +301,8 @@ def measure(
         repetitions = Repetitions(matrix, results, progress, ahead, done)
         repetitions.run(folder)
         failures |= repetitions.failures
-    is_broken = any(not cause.startswith(NOT_BROKEN) for cause in failures.values())
-    return EXIT_TRAINING if is_broken else EXIT_OK
+    broken = [name for name, cause in failures.items() if not cause.startswith(NOT_BROKEN)]
+    if not broken:
+        return EXIT_OK
+    complain(f"Failed: {'; '.join(broken)}.")
+    return EXIT_TRAINING

@@ -30,6 +30,7 @@ from paceline.lab.measuring.whole_runs import cause
 from paceline.lab.progress import Progress, duration
 from paceline.lab.results.result import ResultFile
 from paceline.lab.scripts.curves import TOLD
+from paceline.launchers.output import complain
 from paceline.telemetry import read
 from paceline.telemetry.faults import Injected, began_s
 from paceline.telemetry.paths import RunPaths
@@ -71,7 +72,7 @@ class Soak:
             done = self._soaked(references)
         except (Failed, OSError, msgspec.MsgspecError) as error:
             self._results.failed("soak", str(error))
-            self._progress.say(f"The soak failed: {error}")
+            complain(f"The soak failed: {error}")
             return EXIT_TRAINING
         others = meter.others()
         self._results.others(others)
@@ -80,7 +81,10 @@ class Soak:
         title = f"1 ps + {soak.NUM_WORKERS} workers, async; {minutes:g} minutes with a fault every {period_s:g} s"
         self._progress.table(title, soak.COLUMNS, soak.lines(done))
         self._progress.say(f"Meanwhile other programs used {others:.2f} cores; 0 is what a measurement wants.")
-        return EXIT_OK if soak.is_ok(done) else EXIT_TRAINING
+        if soak.is_ok(done):
+            return EXIT_OK
+        complain("The soak failed: the table says at what.")
+        return EXIT_TRAINING
 
     def _reference(self, number: int) -> float:
         paths = RunPaths(self._folder / f"reference-{number}")

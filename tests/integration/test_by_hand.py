@@ -165,3 +165,50 @@ def test_ctrl_c_to_one_worker_lets_the_others_finish(cluster: ByHand, gate: Gate
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["lost"] == ["worker:1"] and summary["workers"][0]["steps"] == 40
     assert summary["global_step"] == 40
+
+
+def test_kv_and_ctl_during_the_training(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
+    """By the run folder and by the address of any ps, which the tasks were started with; two ps, so that a variable is
+    put together from both."""
+    addresses = ports.addresses(4)
+    ps, workers = addresses[:2], addresses[2:]
+    flags = [f"--ps_hosts={','.join(ps)}", f"--worker_hosts={','.join(workers)}", "--run-dir", "run"]
+
+    def start(job: str, index: int, *script: object) -> Process:
+        name = [f"--job_name={job}", f"--task_index={index}"]
+        return processes.paceline("serve", *name, *flags, *script, name=f"{job}:{index}")
+
+    script = (train, "--gate", f"0:5:{gate.path}", "--gate", f"1:5:{gate.path}")
+    tasks = [*(start("ps", i) for i in (0, 1)), *(start("worker", i, *script) for i in (0, 1))]
+    arrivals = gate.arrivals(2)
+    for where in ("run", ps[1], ",".join(ps)):
+        shown = processes.paceline("ctl", "show", where).ends_with(0)
+        assert "mode: async" in shown.lines and "live workers: worker:0, worker:1 (2 of 2)" in shown.lines
+        names = processes.paceline("kv", "ls", where).ends_with(0)
+        assert {"ps:0", "ps:1"} <= {ps for line in names.lines for ps in re.findall(r"ps:\d", line)}, names.text
+    name = next(line.split()[0] for line in names.lines if "trained" in line and not line.startswith("name"))
+    told = [processes.paceline("kv", "get", where, name).ends_with(0).lines for where in ("run", ps[1])]
+    assert told[0] == told[1] and f"name: {name}" in told[0]
+
+    other = processes.folder / "other"
+    other.write_text("ab" * 32)
+    other.chmod(0o600)
+    for where, verb in (("run", ("kv", "ls")), (ps[0], ("ctl", "show"))):
+        refused = processes.paceline(*verb, where, "--secret-file", other).ends_with(2)
+        assert "has another secret" in refused.text and "--secret-file" in refused.text
+        assert "Traceback" not in refused.text
+    asked = processes.paceline("ctl", "mode", "sync", ps[1])
+    asked.wait_for("^Still waiting for response from worker")  # they stand at the gate
+    for arrival in arrivals.values():
+        arrival.release()
+    asked.ends_with(0)
+    assert re.search(r"^mode async -> sync at global step \d+", asked.text, re.MULTILINE)
+    for task in tasks:
+        task.ends_with(0)
+
+    ended = processes.paceline("ctl", "show", "run").ends_with(2)
+    assert "has ended" in ended.text
+    gone = processes.paceline("kv", "ls", ps[0]).ends_with(2)
+    assert f"No ps answers at {ps[0]}" in gone.text and "--ps_hosts" in gone.text
+    nothing = processes.paceline("ctl", "show", "nothing").ends_with(2)
+    assert "HOST:PORT" in nothing.text

@@ -763,7 +763,7 @@ class Variable(msgspec.Struct):
 def test_kv_prints_plain_columns_in_a_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in = types.SimpleNamespace(read=lambda _: [Variable()], value=lambda _, name: (Variable(name), [1.5]))
+    stand_in = types.SimpleNamespace(read=lambda *_: [Variable()], value=lambda _, name, *__: (Variable(name), [1.5]))
     monkeypatch.setitem(sys.modules, "paceline.worker.kv", stand_in)
     monkeypatch.setattr("paceline.worker.kv", stand_in, raising=False)
     (tmp_path / "runs" / "latest").mkdir(parents=True)

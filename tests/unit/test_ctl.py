@@ -25,7 +25,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import ModeChange
 from paceline.wire import messages as m
-from paceline.worker import control
+from paceline.worker import control, reach
 from paceline.worker.control import spec_of, switch_mode
 
 CLUSTER = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
@@ -73,7 +73,7 @@ class FakeChannel:
 @pytest.fixture
 def ps(monkeypatch: pytest.MonkeyPatch) -> FakePs:
     fake = FakePs()
-    monkeypatch.setattr(control, "connect", fake.connect)
+    monkeypatch.setattr(reach, "connect", fake.connect)
     return fake
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_does_not_answer_may_have_ended(
     def refuse(*_: object, **__: object) -> None:
         raise ConnectionLost("nobody listens at h:1")
 
-    monkeypatch.setattr(control, "connect", refuse)
+    monkeypatch.setattr(reach, "connect", refuse)
     assert call("ctl", "mode", "sync", "latest") == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and "does not answer" in said and "nobody listens at h:1" in said

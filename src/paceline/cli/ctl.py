@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.kv import Run, run_folder
+from paceline.cli import options as o
+from paceline.cli.kv import RunOrPs, run_or_ps
 from paceline.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ Wait = Annotated[float, typer.Option("--wait-s", help="Give up when workers take
 @app.command("mode")
 def mode(
     name: Name,
-    run: Run,
+    run: RunOrPs,
     replicas_to_aggregate: Replicas = None,
     extra_tokens: Tokens = None,
     grace_ms: Grace = None,
@@ -53,15 +54,20 @@ def mode(
     outer: Outer = None,
     staleness_scale: Scale = False,
     wait_s: Wait = 300.0,
+    secret_file: o.SecretFile = None,
+    tls: o.Tls = False,
+    insecure: o.Insecure = False,
 ) -> None:
     """Switch to another mode, or to other numbers of it; what is not given is at its default."""
     from paceline.telemetry.lines import switched_line
     from paceline.worker.control import switch_mode
+    from paceline.worker.reach import Access
 
     try:
         done = switch_mode(
-            run_folder(run),
+            run_or_ps(run),
             name,
+            access=Access(secret_file=secret_file, tls=tls, insecure=insecure),
             wait_s=wait_s,
             say=lambda line: print(line, file=sys.stderr, flush=True),
             replicas_to_aggregate=replicas_to_aggregate,
@@ -79,11 +85,13 @@ def mode(
 
 
 @app.command("show")
-def show(run: Run) -> None:
+def show(run: RunOrPs, secret_file: o.SecretFile = None, tls: o.Tls = False, insecure: o.Insecure = False) -> None:
     """Print the mode that holds now, the global step and the live workers."""
     from paceline.worker.control import shown_by
+    from paceline.worker.reach import Access
 
-    print("\n".join(shown(shown_by(run_folder(run)))))
+    access = Access(secret_file=secret_file, tls=tls, insecure=insecure)
+    print("\n".join(shown(shown_by(run_or_ps(run), access))))
 
 
 def shown(now: "Shown") -> list[str]:

@@ -146,6 +146,7 @@ StallS = Annotated[
     float | None,
     typer.Option("--stall-s", help="Seconds without progress after which it is out; 0: never.  [max(300, 20 steps)]"),
 ]
+SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all tasks share; readable by you alone.")]
 Tls = Annotated[bool, typer.Option("--tls", help="Encrypt what travels on tcp.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No secret: whoever reaches a port may take part.")]
 Chaos = Annotated[

@@ -24,7 +24,6 @@ TaskIndex = Annotated[int | None, typer.Option("--task_index", help="Position in
 ChiefHosts = Annotated[
     str | None, typer.Option("--chief_hosts", metavar="HOST:PORT", help="Address of job chief, if any.")
 ]
-SecretFile = Annotated[str | None, typer.Option("--secret-file", help="What all tasks share; readable by you alone.")]
 OptionalScript = Annotated[
     str | None, typer.Argument(metavar="SCRIPT", help="The script; a ps needs none.", show_default=False)
 ]
@@ -62,7 +61,7 @@ def serve(
     workers: ByHandWorkers = None,
     at: At = None,
     run_dir: o.RunDir = None,
-    secret_file: SecretFile = None,
+    secret_file: o.SecretFile = None,
     module: o.Module = False,
 ) -> None:
     """Become one task of a cluster: a ps, or a worker that runs SCRIPT."""
@@ -119,7 +118,7 @@ def moved_to(assignment: "Assignment", at: str) -> "Assignment":
 def join_run(run: str, index: int | None, program: "Program | None") -> int:
     """Become a further worker of a run that trains; its exit code comes back."""
     from paceline.launchers import entry, joining
-    from paceline.worker.control import running
+    from paceline.worker.reach import running
 
     folder = run_folder(run)
     running(folder)  # refuses one that has ended

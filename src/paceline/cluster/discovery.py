@@ -17,7 +17,7 @@ from paceline.cluster import flags as argv_flags
 from paceline.cluster import schedulers, sources
 from paceline.cluster.pinning import VISIBLE
 from paceline.cluster.schedulers import Look
-from paceline.cluster.secret import secret_by_hand, secret_from_hex
+from paceline.cluster.secret import own_path, secret_by_hand, secret_from_hex
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.cluster.spelling import hint
@@ -197,6 +197,14 @@ def encode_for_child(assignment: Assignment) -> dict[str, str]:
         SECRET_VARIABLE: assignment.secret.hex(),
         **({} if keys_dir is None else {KEYS_VARIABLE: str(keys_dir)}),
     }
+
+
+def known_secret(secret_file: str | None, is_tls: bool, is_insecure: bool) -> Secret:
+    """What tasks that were started by hand with such flags share, for those who ask them; nothing is made."""
+    own = own_path(os.environ) if secret_file is None and not is_insecure else None
+    if own is not None and not os.path.exists(own):
+        raise UsageError(f"There is no secret at {own}, which such tasks share; give theirs with --secret-file.")
+    return secret_by_hand(secret_file, os.environ, is_tls, is_insecure)
 
 
 def _from_launcher(environ: Mapping[str, str]) -> Assignment:

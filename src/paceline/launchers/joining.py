@@ -23,9 +23,8 @@ from paceline.launchers.entry import Program
 from paceline.telemetry import read
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
-from paceline.worker.control import Running, running
+from paceline.worker.reach import Running, running
 
-SOURCE = "run folder"
 TRY_S = 10.0  # a run that has just been started may not listen yet
 PAUSE_S = 0.2
 
@@ -75,7 +74,7 @@ def join(run_dir: Path | str, index: int | None = None) -> Assignment:
     else:
         task = first_held(run, free)
     settings = msgspec.structs.replace(config.settings, run_dir=str(RunPaths(run_dir).root))
-    return Assignment(run.cluster, task, int(time.time()), settings, run.secret, SOURCE)
+    return Assignment(run.cluster, task, int(time.time()), settings, run.secret, tasks.JOINED)
 
 
 def ask_status(run: Running) -> m.Status:
@@ -86,7 +85,7 @@ def ask_status(run: Running) -> m.Status:
             channel = run.connect()
             break
         except UsageError:
-            if time.monotonic() >= deadline or RunPaths(run.run_dir).summary.exists():
+            if time.monotonic() >= deadline or RunPaths(run.name).summary.exists():
                 raise
             time.sleep(PAUSE_S)  # nobody can wake us
     with closing(channel):
@@ -98,7 +97,7 @@ def ask_status(run: Running) -> m.Status:
 
 def free_places(run: Running, status: m.Status) -> list[Task]:
     """The workers that nobody is: those that never came first, then those that were lost."""
-    workers, _ = read.reports(run.run_dir)
+    workers, _ = read.reports(run.name)
     came = {worker.task for worker in workers}
     done = {worker.task for worker in workers if not worker.is_lost}  # ps:0 lets nobody do another one's share again
     taken = {*status.live, *status.missing}

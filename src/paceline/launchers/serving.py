@@ -60,6 +60,7 @@ def make_service(
         rejoin_s=settings.wait_s if assignment.source == "launcher" else REJOIN_S,
         may_look=may_look(),
         owns_process=owns_process,
+        cluster=cluster.as_dict(),
     )
     return Service(config, assignment.secret, on_report, memory)
 
@@ -95,6 +96,8 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     if is_main and is_mine:
         service.is_released = not settings.max_restarts
         signal.signal(RELEASE, lambda *_: service.release())  # without a handler it would be the end
+    if paths is not None and not is_mine and task.index == 0:
+        paths.summary.unlink(missing_ok=True)  # of an earlier run in this folder
     sink.event("start", task=str(task), incarnation=assignment.incarnation)
     meter = meter_of(assignment) if is_main else None
     ticks = PsTicks(assignment, sink, say, is_supervised=is_main and is_mine, meter=meter)

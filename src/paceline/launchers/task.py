@@ -25,11 +25,14 @@ from paceline.launchers.entry import TENSORFLOW_THREADS, THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.output import keep_printing
-from paceline.telemetry import lines
+from paceline.telemetry import lines, losses
+from paceline.telemetry.paths import ByHand, RunPaths
 from paceline.transport import held
 from paceline.transport.base import split
 from paceline.worker.context import Context, flush_line
 from paceline.worker.exits import let_errors_set_the_exit_code
+
+JOINED = "run folder"  # how a worker found its run that joins one
 
 _here = threading.local()  # launchers/threads puts a thread's own assignment here
 _contexts: list[Context] = []
@@ -96,7 +99,20 @@ def _by_hand(assignment: Assignment) -> Assignment:
     if assignment.source == "launcher":
         return assignment
     _share_cores(assignment)
+    _write_cluster(assignment)
     return msgspec.structs.replace(assignment, incarnation=incarnation_by_hand(time.time()))
+
+
+def _write_cluster(assignment: Assignment) -> None:
+    """In the run folder, for `paceline ctl` and `kv`, which look there; a run of the launcher's has it already."""
+    settings = assignment.settings
+    if settings.run_dir is None or assignment.source in ("launcher", JOINED):
+        return
+    paths = RunPaths(settings.run_dir)
+    try:
+        paths.write_by_hand(assignment.cluster, ByHand(settings.tls, settings.insecure))
+    except OSError as error:
+        losses.tell(paths.cluster, error, "`paceline ctl` and `kv` need the address of a ps instead of this folder")
 
 
 def _heed_threads() -> None:
@@ -136,6 +152,7 @@ def serve_ps(assignment: Assignment) -> None:
 
     os.environ.update(environ_of(assignment.task, assignment.settings))  # a ps needs no GPU
     announce(assignment)
+    _write_cluster(assignment)
     serve(assignment, flush_line, is_main=threading.current_thread() is threading.main_thread())
 
 

@@ -61,6 +61,7 @@ class PsConfig:
     rejoin_s: float = 15.0  # for so long a worker that went away without a word may come back, when nobody else is in
     may_look: bool = True  # for the next push before it sleeps, where that is of use
     owns_process: bool = False  # else torch's threads are the user's own
+    cluster: dict[str, list[str]] = field(default_factory=dict)  # jobs and addresses, for those who ask
 
 
 @dataclass(slots=True, eq=False)

@@ -395,7 +395,15 @@ class Desk:
             c, layout = core.config, core.shard.layout if core.shard and core.is_initialised else None
             state, lineage = core.state, core.lineage
             reply = m.Described(
-                c.run_id, state.mode.spec, c.placement, c.num_ps, state.version, layout, lineage, state.turn
+                c.run_id,
+                state.mode.spec,
+                c.placement,
+                c.num_ps,
+                state.version,
+                layout,
+                lineage,
+                state.turn,
+                c.cluster,
             )
         peer.channel.say(reply)
         return []

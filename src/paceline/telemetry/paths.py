@@ -16,11 +16,26 @@ from paceline.cluster.secret import Secret, secret_beside_certificate
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
+BY_HAND = "by_hand"
+
 
 class _Config(msgspec.Struct, frozen=True):
     """The one thing in config.json that says what may be asked of a run at all."""
 
     plain: bool = False
+
+
+class ByHand(msgspec.Struct, frozen=True):
+    """How tasks that were started one by one prove themselves to each other; their secret is not in the folder."""
+
+    tls: bool = False
+    insecure: bool = False
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """The one thing in cluster.json that says how its tasks were started."""
+
+    by_hand: ByHand | None = None
 
 
 class RunPaths:
@@ -106,6 +121,24 @@ class RunPaths:
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"No readable cluster at {self.cluster}: is {self.root} a run folder?") from error
         return ClusterSpec({job: addresses for job, addresses in jobs.items() if isinstance(addresses, list)})
+
+    def write_by_hand(self, cluster: ClusterSpec, by_hand: "ByHand") -> None:
+        """cluster.json of tasks that were started one by one; the first one writes it, and the others the same."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        draft = self.root / f".cluster.json.{os.getpid()}"
+        told = {**cluster.as_dict(), BY_HAND: msgspec.structs.asdict(by_hand)}
+        try:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+            os.replace(draft, self.cluster)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def read_by_hand(self) -> "ByHand | None":
+        """How such tasks prove themselves; None where a launcher has started them."""
+        try:
+            return msgspec.json.decode(self.cluster.read_bytes(), type=_Started).by_hand
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     def write_secret(self, secret: bytes) -> None:
         """Write the secret as hex, readable by nobody else at any moment."""

@@ -377,6 +377,7 @@ class Described(Message, frozen=True):
     layout: Layout | None
     lineage: int = 0
     turn: int = 0  # how often the mode was changed
+    cluster: dict[str, list[str]] = {}  # jobs and addresses, as this ps was started with them
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

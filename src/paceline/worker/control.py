@@ -1,4 +1,4 @@
-"""HOW is a run that trains now changed from outside? Finds its ps:0 by the run folder, and asks it.
+"""HOW is a run that trains now changed from outside? Finds its ps:0 (worker/reach), and asks it.
 
 Used by `paceline ctl` and by scripts: `switch_mode("runs/latest", "sync", replicas_to_aggregate=2)`. No framework.
 It joins nothing and decides nothing: what cannot be meant is refused here before anybody is asked, the rest by ps:0.
@@ -11,18 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.cluster.moved import Whereabouts
-from paceline.cluster.spec import ClusterSpec
 from paceline.cluster.spelling import hint
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
 from paceline.modes.spec import NAMES, ModeSpec, check, parse_grace
 from paceline.telemetry.lines import waiting_line
-from paceline.telemetry.paths import RunPaths
-from paceline.transport.channel import Channel, connect
-from paceline.transport.security import Role
+from paceline.transport.channel import Channel
 from paceline.wire import messages as m
 from paceline.worker.client import PS_0
 from paceline.worker.patience import SAY_EVERY_S
+from paceline.worker.reach import OWN, Access, Running, running
 
 WAIT_S = 300.0
 SAY_AFTER_S = 3.0
@@ -40,31 +37,6 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     lacks: int
     wanted: str = ""
     waits_for: list[str] = []
-
-
-class Running(msgspec.Struct, frozen=True):
-    """A run that has not ended, as far as its folder knows."""
-
-    run_dir: Path
-    cluster: ClusterSpec
-    secret: bytes
-
-    def connect(self) -> Channel:
-        """A connection of one's own to ps:0."""
-        try:
-            return connect(Whereabouts(self.cluster, self.run_dir)[0], "auto", self.secret, role=Role.OPERATOR)
-        except ClusterError as error:
-            raise UsageError(
-                f"The run in {self.run_dir} does not answer: it has ended, or has not begun yet ({error})."
-            ) from error
-
-
-def running(run_dir: Path | str) -> Running:
-    """The run in this folder; UsageError when it has ended."""
-    paths = RunPaths(run_dir)
-    if paths.summary.exists():
-        raise UsageError(f"The run in {run_dir} has ended: {paths.summary.name} is there.")
-    return Running(Path(run_dir), paths.read_cluster(), paths.read_secret())
 
 
 def spec_of(name: str, **numbers: object) -> ModeSpec:
@@ -94,6 +66,7 @@ def switch_mode(
     run_dir: Path | str,
     name: str,
     *,
+    access: Access = OWN,
     wait_s: float = WAIT_S,
     say: Callable[[str], None] = lambda line: None,
     **numbers: object,
@@ -106,7 +79,7 @@ def switch_mode(
     spec = spec_of(name, **numbers)
     if not wait_s > 0:
         raise UsageError(f"--wait-s is {wait_s}; it must be a number of seconds above 0.")
-    run = running(run_dir)
+    run = running(run_dir, access)
     check(spec, len(run.cluster.workers))
     with closing(run.connect()) as channel:
         try:
@@ -119,9 +92,9 @@ def switch_mode(
     return reply
 
 
-def shown_by(run_dir: Path | str) -> Shown:
-    """How the run in this folder stands now."""
-    run = running(run_dir)
+def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
+    """How the run in this folder, or at these addresses, stands now."""
+    run = running(run_dir, access)
     with closing(run.connect()) as channel:
         described, status = channel.ask(m.Describe())[0], channel.ask(m.AskStatus())[0]
     if not isinstance(described, m.Described) or not isinstance(status, m.Status):

@@ -13,9 +13,16 @@ import msgspec
 import numpy as np
 
 from paceline.checkpoint.tensors import RAW
-from paceline.cluster.moved import Whereabouts
 from paceline.cluster.settings import PACELINE
-from paceline.errors import ClusterError, ConnectionLost, PacelineError, ProtocolError, Refused, UsageError
+from paceline.errors import (
+    AuthenticationError,
+    ClusterError,
+    ConnectionLost,
+    PacelineError,
+    ProtocolError,
+    Refused,
+    UsageError,
+)
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, total_bytes
 from paceline.params.placement import Plan, place
 from paceline.transport.channel import Channel, connect
@@ -23,6 +30,7 @@ from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.worker.entrance import RETRY_S, device
 from paceline.worker.patience import Patience
+from paceline.worker.reach import OWN, Access, located
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -147,30 +155,29 @@ def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":
     return np.lib.stride_tricks.as_strided(values, spec.shape, tuple(s * item for s in spec.stride)).copy()
 
 
-def open_run(run_dir: Path) -> Kv:
-    """The variables of a run that trains now, by its folder."""
-    from paceline.telemetry.paths import RunPaths
-
-    paths = RunPaths(run_dir)
-    cluster, secret = paths.read_cluster(), paths.read_secret()
+def open_run(run: Path | str, access: Access = OWN) -> Kv:
+    """The variables of a run that trains now, by its folder or the addresses of its ps."""
+    found = located(run, access)
     try:
-        return Kv(Whereabouts(cluster, run_dir), "auto", secret)
+        return Kv(found.ps, "auto", found.secret)
+    except AuthenticationError as error:
+        raise UsageError(found.refused(error)) from error
     except ClusterError as error:
-        raise PacelineError(f"the run in {run_dir} does not answer, it may have ended: {error}") from error
+        raise PacelineError(f"the run in {run} does not answer, it may have ended: {error}") from error
 
 
-def read(run_dir: str | Path) -> list[Entry]:
+def read(run: Path | str, access: Access = OWN) -> list[Entry]:
     """For `paceline kv ls`."""
-    kv = open_run(Path(run_dir))
+    kv = open_run(run, access)
     try:
         return kv.entries()
     finally:
         kv.close()
 
 
-def value(run_dir: str | Path, name: str) -> tuple[Entry, "np.ndarray[Any, Any]"]:
+def value(run: Path | str, name: str, access: Access = OWN) -> tuple[Entry, "np.ndarray[Any, Any]"]:
     """For `paceline kv get`."""
-    kv = open_run(Path(run_dir))
+    kv = open_run(run, access)
     try:
         return kv.get(name)
     finally:

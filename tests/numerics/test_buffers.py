@@ -1,18 +1,23 @@
 """Buffers: saved as the model has them now, and each worker goes on with its own after a resume and a restart."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from alike import Job, Returned, assert_same, run_cluster, weights
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.checkpoint.read import load_newest
+from paceline.checkpoint.tensors import Entry, values
 from paceline.errors import TrainingFailed
+from paceline.worker.statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from process_fixtures import started_processes
@@ -151,6 +156,122 @@ def test_each_worker_goes_on_with_its_own_buffers(mode: str, lane: str, ps: int,
         assert_same(first[0]["end"][name], again[2]["start"][name], f"a new worker begins with the chief's {name}")
         assert_same(first[1]["end"][name], own[f"1.buffers.{name}"], f"workers.safetensors: {name}")
     assert not any("weight" in name for name in own), "frozen parameters are the chief's"
+
+
+class Moving(nn.BatchNorm1d):
+    """A norm layer with a buffer that is no running statistic, though it is a float."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("last", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.detach().mean(0)
+        return super().forward(x)
+
+
+def batches(job: Job) -> DataLoader[Any]:
+    """12 samples for the chief, 6 for another worker, 4 to a batch."""
+    inputs = torch.randn(12 if job.index == 0 else 6, 4, generator=job.rng) + job.index
+    return DataLoader(TensorDataset(inputs), batch_size=4)
+
+
+@pytest.mark.parametrize(("lane", "ps"), LANES)
+@pytest.mark.parametrize("buffers", ["mean", "chief"])
+@pytest.mark.parametrize("mode", ["sync", "async", "local"])
+def test_what_a_model_is_saved_with(mode: str, buffers: str, lane: str, ps: int, tmp_path: Path) -> None:
+    """The mean of the running statistics by samples, or the chief's; all else is the chief's. Then training goes on as
+    if nothing had been averaged."""
+    options: dict[str, Any] = {"ps": ps, "lane": lane, "mode": mode, "data": "full", "buffers": buffers}
+    options["local_steps"] = 1 if mode == "local" else None
+
+    def recipe(job: Job) -> Returned:
+        model = job.make(lambda: nn.Sequential(nn.Linear(4, 6), Moving(6), nn.Linear(6, 3)))
+        model, optimizer, loader = job.prepare(model, optimizer_of(model), batches(job))
+        job.ctx.barrier()
+        start = weights(model)
+        for _ in job.ctx.epochs(2 if options.get("resume") else 1):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        job.ctx.barrier()
+        return {"start": start, "end": weights(model)}
+
+    (chief, other), _ = run_cluster(recipe, 2, run_dir=str(tmp_path), **options)
+    model = saved(tmp_path)
+    for name in ("1.running_mean", "1.running_var"):
+        mine, its = chief["end"][name].double(), other["end"][name].double()
+        assert (mine - its).abs().max() > 0.1
+        wanted = ((12 * mine + 6 * its) / 18).float() if buffers == "mean" else chief["end"][name]
+        assert_same(wanted, model.pop(name), name)
+    assert model["1.num_batches_tracked"] == 3 and other["end"]["1.num_batches_tracked"] == 2
+    assert not torch.equal(chief["end"]["1.last"], other["end"]["1.last"])
+    for name, value in model.items():
+        assert_same(chief["end"][name], value, name)
+    options["resume"] = "auto"
+    again, _ = run_cluster(recipe, 2, run_dir=str(tmp_path), **options)
+    for index, each in enumerate((chief, other)):
+        assert_same(each["end"], again[index]["start"], f"worker {index} resumes")
+
+
+def test_without_known_samples_steps_count_and_who_closed_first_is_in_it(tmp_path: Path) -> None:
+    def recipe(job: Job) -> Returned:
+        model = job.make(normed)
+        model, optimizer = job.prepare(model, optimizer_of(model))
+        job.ctx.barrier()
+        if job.index:
+            train(job, model, optimizer, 2)
+        else:
+            deadline = time.monotonic() + 60
+            while job.ctx._trainee.client.status().live != [0]:
+                assert time.monotonic() < deadline
+            train(job, model, optimizer, 6)
+        return {"end": weights(model)}
+
+    (chief, other), _ = run_cluster(recipe, 2, run_dir=str(tmp_path))
+    name = "1.running_mean"
+    wanted = (6 * chief["end"][name].double() + 2 * other["end"][name].double()) / 8
+    assert_same(wanted.float(), saved(tmp_path)[name], name)
+
+
+def test_one_worker_is_saved_bit_for_bit(tmp_path: Path) -> None:
+    """Also one that resumes what two have made; and of several one that alone has made steps."""
+
+    def recipe(job: Job) -> Returned:
+        model = job.make(normed)
+        model, optimizer = job.prepare(model, optimizer_of(model))
+        start = weights(model)
+        if job.index == job.num_workers - 1:
+            train(job, model, optimizer)
+        return {"start": start, "end": weights(model)}
+
+    ((alone,), _) = run_cluster(recipe, 1, run_dir=str(tmp_path / "1"))
+    assert_same(alone["end"], saved(tmp_path / "1"), "one worker")
+    assert not list((tmp_path / "1").glob("checkpoints/*/workers.safetensors")), "it has nothing of its own"
+    first, _ = run_cluster(recipe, 2, run_dir=str(tmp_path / "2"))
+    assert_same(first[1]["end"]["1.running_var"], saved(tmp_path / "2")["1.running_var"], "one of two has trained")
+    ((last,), _) = run_cluster(recipe, 1, run_dir=str(tmp_path / "2"), resume="auto")
+    assert_same(first[0]["end"]["1.running_var"], last["start"]["1.running_var"], "the chief's own")
+    assert_same(last["end"], saved(tmp_path / "2"), "one worker after two")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_the_mean_in_every_dtype(dtype: str) -> None:
+    """As torch rounds it; equal values stay, whatever the weights."""
+    kind = getattr(torch, dtype)
+    parts = [
+        torch.randn(200, generator=torch.Generator().manual_seed(i), dtype=torch.float64).to(kind) for i in range(3)
+    ]
+    parts[1][:50] = parts[2][:50] = parts[0][:50]
+    parts[1][50] = torch.nan
+    entries = [Entry(dtype, (200,), part.view(torch.uint8).numpy().tobytes()) for part in parts]
+    weights = [3.0, 0.1, 7.0]
+    wanted = sum(w * p.double() for w, p in zip(weights, parts, strict=True)) / 10.1
+    wanted[:50] = parts[0][:50].double()
+    got = values(mean(entries, weights)).astype(np.float64)
+    rounded = wanted.float().to(kind).double() if dtype == "bfloat16" else wanted.to(kind).double()
+    assert np.array_equal(got, rounded.numpy(), equal_nan=True) and np.isnan(got).sum() == 1
 
 
 @pytest.mark.slow

@@ -54,6 +54,37 @@ def test_one_keras_process_goes_on(k: Any, name: str, tmp_path: Path) -> None:
     assert k.apart(got, k.plain(lambda: MADE[name](k))) < 1e-6 * k.STEPS
 
 
+@pytest.mark.parametrize("buffers", ["mean", "chief"])
+@pytest.mark.parametrize(("lane", "ps"), [("shm", 2), ("tcp", 1)])
+def test_two_workers_moving_statistics(k: Any, lane: str, ps: int, buffers: str, tmp_path: Path) -> None:
+    """The model has their mean by samples, which ctx.weight says, or the chief's; each worker resumes with its own."""
+    seen: list[list[Any]] = [[], []]
+
+    def work(ctx: Any) -> None:
+        model, optimizer = ctx.prepare(k.model_of(), MADE["SGD"](k))
+        start = model.get_weights()
+        ctx.barrier()
+        ctx.weight(8.0 + 4 * ctx.worker_index)
+        seen[ctx.worker_index] = [start, k.train(model, optimizer, "eager", range(2 + 3 * ctx.worker_index))]
+
+    options: dict[str, Any] = {"ps": ps, "workers": 2, "lane": lane, "buffers": buffers, "run_dir": str(tmp_path)}
+    paceline.launch(work, **options)
+    (_, chief), (_, other) = seen
+    model = k.model_of(seed=99)
+    paceline.load_checkpoint(tmp_path, model)
+    paths = [v.path for v in model.weights]
+    for name in ("net/norm/moving_mean", "net/norm/moving_variance"):
+        at = paths.index(name)
+        mine, its = chief[at].astype(float), other[at].astype(float)
+        assert np.abs(mine - its).max() > 1e-3
+        wanted = ((16 * mine + 60 * its) / 76).astype("float32") if buffers == "mean" else chief[at]
+        assert model.get_weights()[at].tobytes() == wanted.tobytes()
+    paceline.launch(work, resume="auto", **options)
+    for index, own in enumerate((chief, other)):
+        for at in (paths.index("net/norm/moving_mean"), paths.index("net/norm/moving_variance")):
+            assert seen[index][0][at].tobytes() == own[at].tobytes()
+
+
 def test_a_model_alone_and_its_averages(k: Any, tmp_path: Path) -> None:
     left = trained(k, tmp_path, MADE["SGD"], ema=0.5)
     last, averaged = k.model_of(seed=99), k.model_of(seed=99)

@@ -201,7 +201,7 @@ def test_buffers_of_the_chief_go_to_all_and_into_checkpoints(tmp_path: Path) -> 
         train(job, model, optimizer, 2)
         return {"start": start, "end": weights(model)}
 
-    (chief, other), _ = run_cluster(recipe, 2, ps=2, mode="sync", run_dir=str(tmp_path))
+    (chief, other), _ = run_cluster(recipe, 2, ps=2, mode="sync", buffers="chief", run_dir=str(tmp_path))
     assert_same(chief["start"], other["start"], "start")
     assert chief["start"]["1.running_mean"][0] == 0.25
     assert chief["start"]["1.num_batches_tracked"] == 40

@@ -114,6 +114,7 @@ def test_no_shape_of_cluster_raises_anything_but_usage_error(cluster: object) ->
         ({"placement": "round-robin"}, "did you mean 'round_robin'"),
         ({"lane": "rdma"}, "valid: auto, shm, tcp, grpc[.]"),
         ({"data": "Shard"}, "did you mean 'shard'"),
+        ({"buffers": "means"}, "did you mean 'mean'"),
         ({"replicas_to_aggregate": 1}, "only makes sense with --mode sync"),
         ({"mode": "sync", "replicas_to_aggregate": 0}, "a round needs at least 1 gradient"),
         ({"mode": "sync", "replicas_to_aggregate": 5, "extra_tokens": 1}, "give at most 4 gradients a round"),

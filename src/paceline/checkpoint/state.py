@@ -36,6 +36,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     at: str = ""  # the kind of boundary: wire/messages EPOCH, STEP, BATCH
     schedulers: list[dict[str, object] | None] = []  # state_dict()s in the order of prepare; None: cannot be JSON
     groups: list[dict[str, object]] | None = None  # options of this worker's optimizer, where they are its own
+    samples: float | None = 0.0  # in all gradients that it has pushed, beside others; None: not known
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

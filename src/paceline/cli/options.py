@@ -100,6 +100,9 @@ WorkerHosts = Annotated[
 ]
 SyncCode = Annotated[bool, typer.Option("--sync-code", help="Copy SCRIPT's folder to the hosts first.")]
 SaveEvery = Annotated[str, typer.Option("--save-every", help="Checkpoint every 500 (steps), 10m, 30s, or none.")]
+Buffers = Annotated[
+    str, typer.Option("--buffers", metavar="mean|chief", help="Whose BatchNorm statistics models are saved with.")
+]
 RunDir = Annotated[
     str | None,
     typer.Option("--run-dir", help="The run folder.  [default: runs/<new>; by hand: none, and nothing is saved]"),
@@ -215,6 +218,7 @@ SHARED: dict[str, object] = {
     "data": Data,
     "seed": Seed,
     "save_every": SaveEvery,
+    "buffers": Buffers,
     "keep": Keep,
     "resume": Resume,
     "reseed": Reseed,

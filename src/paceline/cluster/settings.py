@@ -52,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allow_growth: bool = True  # GPU memory is taken as it is needed, else all of the share at once
     gpu_memory_fraction: float | None = None  # of a card's memory, for each worker
     save_every: str = "10m"  # "none" also leaves out the final checkpoint
+    buffers: str = "mean"  # of several workers' running statistics, in model.safetensors and exports; or the "chief"'s
     keep: int = 3  # checkpoints that stay; the newest ones
     resume: str = "none"  # auto: from the newest complete checkpoint of the run folder, if any; or a path
     reseed: bool = False  # a ps that lost its memory gets the freshest worker's parameters, not a checkpoint's

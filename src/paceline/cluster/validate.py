@@ -18,6 +18,7 @@ from paceline.params.recast import MASTERS, WIRES
 from paceline.transport import LANES, grpc
 
 DATA = ("shard", "full")
+BUFFERS = ("mean", "chief")
 PLAIN = Settings(run_id="")
 MIN_LEASE_S = 0.1
 
@@ -33,6 +34,7 @@ def check(settings: Settings, cluster: ClusterSpec) -> None:
     _one_of("mode", settings.mode, spec.NAMES)
     _one_of("placement", settings.placement, PLACEMENTS)
     _one_of("data", settings.data, DATA)
+    _one_of("buffers", settings.buffers, BUFFERS)
     _one_of("wire", settings.wire, WIRES)
     _one_of("master", settings.master, MASTERS)
     _check_mode(settings, len(cluster.workers))

@@ -78,7 +78,8 @@ class Position(Message, frozen=True):
     """Where a worker's next step begins. One way, to ps:0, for the update that makes `version`; also in heartbeats.
 
     `passes`: which pass over the loader, `batch`: batches taken in it, `at`: the kind of boundary. `rng`: random
-    generators' states there, `start`: when the pass began; both empty where they are not known."""
+    generators' states there, `start`: when the pass began; both empty where they are not known. `samples`: in all
+    gradients that this worker has pushed; None where that is not known."""
 
     worker: int
     version: int = 0
@@ -91,6 +92,7 @@ class Position(Message, frozen=True):
     start: dict[str, bytes] = {}
     schedulers: list[dict[str, object] | None] = []
     groups: list[dict[str, object]] | None = None
+    samples: float | None = 0.0
 
     @property
     def numbers(self) -> tuple[int, int, int]:

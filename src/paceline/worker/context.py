@@ -260,6 +260,7 @@ class Context:
         """Where this worker is goes into its heartbeats, and to ps:0 when an update is saved."""
         progress = self.progress
         progress.steps = lambda: int(trainee.steps)
+        progress.samples = lambda: trainee.samples_pushed
         progress.send = self._send_position
         progress.on_unguided = lambda: self._say(PLAIN_RANGE)
         self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
@@ -298,9 +299,10 @@ class Context:
     def _make_saver(self) -> Saver | None:
         paths, trainee = self._paths(), self._trainee
         if self._saver is None and paths is not None:
-            keep, event = self._require_cluster().settings.keep, self._reporter.sink.event
+            settings, event = self._require_cluster().settings, self._reporter.sink.event
             me = self.identity()
-            self._saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, keep, self._say, event)
+            self._saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, settings.keep, self._say, event)
+            self._saver.has_means = settings.buffers == "mean"
             self._saver.in_use = self.resumed_from
             self._saver.lineage_of = lambda index: trainee.client.links[index].lineage
         return self._saver

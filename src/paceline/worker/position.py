@@ -18,6 +18,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, SupportsFloat, SupportsIndex
 
+from msgspec.structs import replace
+
 from paceline.errors import UsageError
 from paceline.wire.messages import BATCH, EPOCH, Position
 
@@ -68,6 +70,7 @@ class Progress:
         self.own: Own = Nothing()
         self.send: Callable[[Position], None] | None = None
         self.steps: Callable[[], int] = lambda: 0
+        self.samples: Callable[[], float | None] = lambda: 0.0
         self.epoch = 0
         self.passes = 0  # which pass over the loader the next batch belongs to
         self.batch = 0  # batches taken in it
@@ -189,8 +192,9 @@ class Progress:
             numbers = self.epoch, self.passes, self.batch
             start = self._start if self.is_in_pass else {}
         return Position(
-            self._worker, version, *numbers, self.steps(), kind, self.own.capture(), start, schedulers, groups
-        )
+            self._worker, version, *numbers, self.steps(), kind, self.own.capture(), start, schedulers, groups,
+            self.samples(),
+        )  # fmt: skip
 
     def at_end(self, version: int) -> Position:
         """For the last checkpoint, or one that the script asks for: where the next step would begin."""
@@ -198,12 +202,12 @@ class Progress:
         if self._has_pushed and self._kind:
             return self.here(self._kind, version)
         if last is not None and last.rng and self._stood == last.numbers:
-            return _at_version(last, version, self.steps())
+            return replace(last, version=version, steps=self.steps(), samples=self.samples())
         return self._numbers(version)
 
     def _numbers(self, version: int) -> Position:
         schedulers, groups = self._rough_options()
-        return Position(self._worker, version, *self._stood, self.steps(), schedulers=schedulers, groups=groups)
+        return self._rough(version, self._stood, schedulers, groups)
 
     def _rough_options(self) -> tuple[Schedulers, Groups]:
         """Somewhere in an epoch whose batches we do not see: it begins again, and with it what does not go on."""
@@ -223,7 +227,11 @@ class Progress:
         schedulers, groups = (last.schedulers, last.groups) if last is not None else self._begun
         if last is None or last.numbers != stood or self.own.goes_on:
             schedulers, groups = self._options_at(stood) or (schedulers, groups)
-        return Position(self._worker, 0, *stood, self.steps(), schedulers=schedulers, groups=groups)
+        return self._rough(0, stood, schedulers, groups)
+
+    def _rough(self, version: int, stood: tuple[int, int, int], schedulers: Schedulers, groups: Groups) -> Position:
+        steps, samples = self.steps(), self.samples()
+        return Position(self._worker, version, *stood, steps, schedulers=schedulers, groups=groups, samples=samples)
 
     def _options_at(self, stood: tuple[int, int, int]) -> tuple[Schedulers, Groups] | None:
         """The options of that boundary, if they cannot have changed since: schedulers are stepped after a push. What
@@ -253,10 +261,3 @@ def whole(what: str, given: Count) -> int:
     if not 0 <= count <= MAX_COUNT:
         raise UsageError(f"ctx.{what}({given!r}): it takes a whole number, 0 or more, as in ctx.{what}(600)")
     return count
-
-
-def _at_version(position: Position, version: int, steps: int) -> Position:
-    return Position(
-        position.worker, version, position.epoch, position.passes, position.batch, steps, position.at, position.rng,
-        position.start, position.schedulers, position.groups,
-    )  # fmt: skip

@@ -109,9 +109,11 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     binding.convert()  # 4
     ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))
+    if ctx.is_chief and not trainee.is_alone and (line := _statistics_line(ctx, trainee)):
+        ctx.say(line)
     if started.position is not None:  # 5
         binding.own.load(started.position)
-        trainee.steps = started.position.steps
+        trainee.steps, trainee.samples_pushed = started.position.steps, started.position.samples
         ctx.progress.resume(started.position)
     ctx.begin(trainee, batch_size)
     if started.saves_next:
@@ -191,6 +193,19 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
     if batch_size and not ctx.is_elastic:
         batch += f", {batch_size * ctx.num_workers} together"
     return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
+
+
+def _statistics_line(ctx: "Context", trainee: Trainee) -> str:
+    names = [spec.name for spec in trainee.layout.own if spec.buffer == "statistic"]
+    if not names:
+        return ""
+    assert ctx.assignment is not None
+    is_mean = ctx.assignment.settings.buffers == "mean"
+    held = "their mean, weighted by samples (--buffers chief: the chief's)"
+    return (
+        f"paceline: each worker keeps running statistics of its own ({names[0]}, {len(names)} in all); checkpoints "
+        f"hold {held if is_mean else f'the chief{chr(39)}s (--buffers mean: their mean)'}"
+    )
 
 
 def _loaded(ctx: "Context", trainee: Trainee) -> None:

@@ -18,6 +18,7 @@ from paceline.params.placement import Plan
 from paceline.wire import messages as m
 from paceline.worker.slots import COUNTERS, Asked, Slots, WholeSlot, scatter
 
+NEW = WorkerState(index=-1)
 RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch", beside buffer_name()
 
 
@@ -191,7 +192,7 @@ def shared_out(state: State, num_workers: int) -> list[m.Position]:
     return [
         m.Position(
             index, 0, behind.epoch, behind.passes, taken // num_workers, steps + (index < rest),
-            schedulers=chief.schedulers, groups=chief.groups,
+            schedulers=chief.schedulers, groups=chief.groups, samples=(state.worker(index) or NEW).samples,
         )
         for index in range(num_workers)
     ]  # fmt: skip
@@ -206,7 +207,7 @@ def _position(worker: WorkerState, loaded: Loaded) -> m.Position:
 
     return m.Position(
         worker.index, 0, worker.epoch, worker.passes, worker.batch, worker.steps, worker.at, of(RNG), of(START),
-        worker.schedulers, worker.groups,
+        worker.schedulers, worker.groups, worker.samples,
     )  # fmt: skip
 
 
@@ -224,6 +225,7 @@ def worker_states(told: Sequence[m.Position]) -> tuple[list[WorkerState], dict[s
                 at=position.at,
                 schedulers=position.schedulers,
                 groups=position.groups,
+                samples=position.samples,
             )
         )
         for kind, rng in ((RNG, position.rng), (START, position.start)):

@@ -160,6 +160,8 @@ class Rewinder:
         to.ask(m.Init(), bulk=[part for part in (block, *carried) if len(part)])
         if restored is not None:
             restored.send_rest([to])
+        if restored is not None and to.index == 0:
+            restored.send_buffers(to, len(self._me.worker_devices))
 
     def _live(self) -> list[int] | None:
         """Whom ps:0 knows to be in: a ps without memory would wait for those who are done."""

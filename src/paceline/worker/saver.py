@@ -116,6 +116,7 @@ class Saver:
         self._calm.set()
         self.incarnation = me.incarnation
         self.lineage_of: Callable[[int], int] = lambda index: 0  # the one in which this worker trains with that ps
+        self.has_means = True  # of the workers' running statistics, in model.safetensors
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
         self._saved_s = float("-inf")
@@ -282,7 +283,7 @@ class Saver:
     ) -> Path:
         began = time.monotonic()
         num_workers = len(self._me.worker_devices)
-        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers)
+        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers, self.has_means)
         for each, copy in zip(connections, copies, strict=True):
             if copy.lineage < self.lineage_of(each.index):
                 raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")

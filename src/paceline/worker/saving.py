@@ -3,7 +3,7 @@
 Called by worker/saver with the connections that fetch the copies. No framework: bytes from the ps go into files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from paceline.version import VERSION
 from paceline.wire import messages as m
 from paceline.worker.restoring import buffer_name, worker_states
 from paceline.worker.slots import assemble, limit_of
+from paceline.worker.statistics import mean, weights_of
 
 
 class Source(Protocol):
@@ -58,9 +59,11 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fetched(
-    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str, num_workers: int
-) -> Content:
-    """Every copy, from all ps."""
+    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str, num_workers: int,
+    has_means: bool = True,
+) -> Content:  # fmt: skip
+    """Every copy, from all ps. `has_means`: the model has the mean of the workers' running statistics; the chief's are
+    then among those of the workers."""
     model = _fetch(sources, layout, plan, copies, "parameters")
     averages = _fetch(sources, layout, plan, copies, "ema") if copies[0].has_averages else None
     _, carried = _part(sources[0], copies[0], "carried", layout.carried_bytes)
@@ -71,6 +74,10 @@ def fetched(
         _, block = _part(sources[0], copies[0], "carried", layout.own_bytes, worker)
         for spec, offset in zip(layout.own, layout.own_offsets, strict=True):
             own[buffer_name(worker, spec.name)] = in_c_order(spec, memoryview(block)[offset:])
+    if has_means and copies[0].buffers_of:
+        for spec in (each for each in layout.own if each.buffer == "statistic"):
+            own[buffer_name(0, spec.name)] = model[spec.name]
+            model[spec.name] = _mean(spec.name, copies[0], own)
     optimizer = _optimizer(sources, layout, plan, copies)
     first = copies[0]
     assert first.optimizer is not None
@@ -90,6 +97,13 @@ def fetched(
         workers=states,
     )
     return Content(model=model, optimizer=optimizer, state=state, averages=averages, workers=own or None)
+
+
+def _mean(name: str, copy: m.Copied, own: Mapping[str, Entry]) -> Entry:
+    """One running statistic over all workers that have made steps; of one worker alone, its very bits."""
+    weights = weights_of(copy.positions, [0, *copy.buffers_of])
+    entries = [own[buffer_name(worker, name)] for worker in weights or (0,)]
+    return mean(entries, list(weights.values())) if len(entries) > 1 else entries[0]
 
 
 def _optimizer(

@@ -112,6 +112,7 @@ class Trainee(ABC):
         self.slowness: Slowness | None = None
         self.injection: Injection | None = None
         self.steps = 0
+        self.samples_pushed: float | None = 0.0  # in all of this worker's gradients; None: not known
         self.pushes = 0
         self.wants_ticket = False
         self.is_budgeted = False  # ctx.steps(total) was used: nothing counts beyond it
@@ -385,11 +386,19 @@ class Trainee(ABC):
     def _changed_weight(self) -> float | None:
         """How many samples this push is the mean of, when it is another number than before."""
         samples = self._samples()
+        self._count(samples)
         self._weight = self.own_weight or (self._weight if samples is None else samples)
         if self._weight == self._sent_weight:
             return None
         self._sent_weight = self._weight
         return self._weight
+
+    def _count(self, samples: float | None) -> None:
+        """Add a push's samples to those of all; a worker that trains alone is compared with none."""
+        if given := self.own_weight or samples:
+            self.samples_pushed = None if self.samples_pushed is None else self.samples_pushed + given
+        elif not self.is_alone and (samples is not None or self.samples is None):
+            self.samples_pushed = None
 
     def _samples(self) -> float | None:
         """Return how many samples are in the gradient that is pushed; 0: unknown, None: as many as before."""

@@ -100,6 +100,7 @@ PURE = [
     "lab/matrices/safety.py",
     "lab/matrices/in_graph.py",
     "lab/matrices/looks.py",
+    "lab/matrices/wording.py",
     "lab/matrices/document_runs.py",
     "lab/matrices/document_rows.py",
     "lab/matrices/document_times.py",

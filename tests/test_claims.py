@@ -12,7 +12,7 @@ from paceline.lab import MATRICES
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "results.md").read_text()
-VERDICTS = ("confirmed", "refuted", "partly", "not testable here")
+VERDICTS = ("confirmed", "refuted", "partly", "not testable here", "not shown")
 MATRIX = re.compile(r"lab run ([a-z-]+)")
 
 

@@ -12,17 +12,34 @@ import msgspec
 import psutil
 import pytest
 
+from paceline.cluster.settings import LOG_STYLES, TF
+from paceline.cluster.spec import ClusterSpec
 from paceline.lab.cells import Finished, Runs
 from paceline.lab.matrices import documents
 from paceline.lab.matrices.document_rows import ROWS, Kind, Row
 from paceline.lab.matrices.document_runs import RUNS, Command, How, Side, commands, pinned
 from paceline.lab.matrices.documents import ALL, judge, verdict_lines
-from paceline.lab.matrices.looks import NO, OPEN, YES, Ended, EpochTime, Judged, Number, Prints, Seen, Shares, Told
+from paceline.lab.matrices.looks import (
+    NO,
+    OPEN,
+    OTHER,
+    YES,
+    Ended,
+    EpochTime,
+    Judged,
+    Number,
+    Prints,
+    Seen,
+    Shares,
+    Told,
+)
+from paceline.lab.matrices.wording import SAME, differences, words
 from paceline.lab.measuring.processes import Failed, Process
 from paceline.lab.measuring.starting import in_clone
 from paceline.lab.scenario import Matrix, only
 from paceline.lab.scripts import documents_script
 from paceline.launchers.ports import Reserved
+from paceline.telemetry import lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LENGTHS = {"000": 264, "001": 159, "002": 228, "003": 119, "004": 157}  # lines of each document
@@ -84,8 +101,8 @@ def test_a_row_is_whole(row: Row) -> None:
 def test_rows_have_every_code_block_and_command_line() -> None:
     begins = {(row.at.partition(":")[0], int(re.split(r"[:\-,]", row.at)[1]), row.kind) for row in ROWS}
     for kind, expected in ((Kind.PROGRAM, BLOCKS), (Kind.COMMAND, COMMANDS)):
-        for document, lines in expected.items():
-            assert {(document, line, kind) for line in lines} <= begins
+        for document, places in expected.items():
+            assert {(document, place, kind) for place in places} <= begins
 
 
 def test_every_run_shows_something_and_its_program_is_here() -> None:
@@ -100,10 +117,91 @@ def test_every_run_shows_something_and_its_program_is_here() -> None:
 
 def test_lines_are_looked_for_in_their_order() -> None:
     seen = Seen(told=told(ps_0=["I0000 x.cc:1] Started server with target: grpc://a:1", "job_name : ps"]))
-    assert Prints("ps-0", "Started server").judge(seen).result == "Started server with target: grpc://a:1"
-    assert Prints("ps-0", "Started", ("job_name",)).judge(seen).mark == YES
-    assert Prints("ps-0", "job_name", ("Started",)).judge(seen).mark == NO
-    assert Prints("ps-1", "Started").judge(seen).mark == NO
+    started, job = ("I0000 x.cc:1] Started server with target: grpc://a:1", "Started"), ("job_name : ps", "job_name")
+    assert looked("ps-0", started, job).judge(seen) == Judged(YES, f"same: {started[0]}")
+    assert looked("ps-0", job, started).judge(seen) == Judged(NO, "not printed")
+    assert looked("ps-1", started).judge(seen).mark == NO
+    other = looked("ps-0", ("Started server with target: grpc://a:1", "Started"), ("job_name : worker", "job_name"))
+    assert other.judge(seen) == Judged(OTHER, 'also "I0000 x.cc:1]"; "ps" for "worker"')
+
+
+def looked(task: str, *lines: tuple[str, str]) -> Prints:
+    texts, patterns = zip(*lines, strict=True)
+    return Prints(task, texts, patterns)
+
+
+def printed_lines() -> list[str]:
+    return [line for row in ROWS for look in (row.look, row.theirs) if isinstance(look, Prints) for line in look.lines]
+
+
+def test_only_the_same_words_are_the_same() -> None:
+    """Every printed line of the documents, with a word left out, doubled, misspelt, or in another's place."""
+    for line in printed_lines():
+        assert differences(line, f"  {line} ") == SAME
+        own = words(line)
+        for at, word in enumerate(own):
+            for changed in ([], [word, word], [f"{word}x"]):
+                assert differences(line, " ".join([*own[:at], *changed, *own[at + 1 :]])) != SAME
+            swapped = [*own[:at], *reversed(own[at : at + 2]), *own[at + 2 :]]
+            assert (differences(line, " ".join(swapped)) == SAME) == (swapped == own)
+    for line in printed_lines():
+        for other in printed_lines():
+            assert (differences(line, other) == SAME) == (words(line) == words(other))
+
+
+def test_what_is_measured_is_no_other_word_and_the_number_of_a_task_is_one() -> None:
+    step = "1524487685.116428: Worker 0: traing step 8054 dome (global step:9960)"
+    assert differences(step, "1.5: Worker 0: traing step 1 dome (global step:2)") == SAME
+    assert differences(step, "1.5: Worker 1: traing step 1 dome (global step:2)") == '"1:" for "0:"'
+    ours = lines.step_line(1.5, 0, 1, 2)
+    assert differences(step, ours) == '"training" for "traing"; "done" for "dome"; "step: COUNT)" for "step:COUNT)"'
+    cache = "Initialize GrpcChannelCache for job ps -> {0 -> localhost:2222}"
+    assert (
+        differences(cache, "Cluster: job ps -> {0 -> 127.0.0.1:1}")
+        == '"Cluster:" for "Initialize GrpcChannelCache for"'
+    )
+    placed = "MatMul_1: /job:localhost/replica:0/task:0/device:GPU:3"
+    assert "GPU:2" in differences(placed, placed.replace("GPU:3", "GPU:2"))
+    after = "After 10000 training step(s), validation cross entropy = 1147.88"
+    assert differences(after, "After 200 training step(s), validation cross entropy = 1161") == SAME
+    assert differences(after, "After 200 steps, validation cross entropy = 1161") == '"steps," for "training step(s),"'
+
+
+@pytest.mark.parametrize("style", LOG_STYLES)
+def test_what_our_formatters_print_is_the_same_in_the_documents_style_alone(style: str) -> None:
+    cluster = ClusterSpec({"local": ["localhost:1", "localhost:2"]})
+    made = {
+        "004:101": lines.cluster_lines(cluster, style)[0],
+        "004:102": lines.started_line("localhost:1", style),
+        "004:103-104": lines.waiting_line("/job:local/replica:0/task:1", 20, style=style),
+        "002:15-48": lines.step_line(1.5, 0, 1, 2, style),
+        "002:50": lines.elapsed_line(1.5, style),
+    }
+    for at, line in made.items():
+        row = next(row for row in ROWS if row.at == at and row.kind is Kind.PRINTED)
+        assert isinstance(row.look, Prints)
+        assert (differences(row.look.lines[0], line) == SAME) == (style == TF), (at, line)
+
+
+def test_printed_lines_are_the_documents_own() -> None:
+    for row in ROWS:
+        document = Path(__file__).parents[1] / "documents" / f"document_{row.at[:3]}.md"
+        if row.kind is Kind.PRINTED and row.run:
+            assert isinstance(row.look or row.theirs, Prints), "compared, and not only found"
+        if isinstance(row.look, Prints) and document.exists():
+            assert set(row.look.lines) <= set(document.read_text().splitlines()), row.at
+
+
+def test_other_words_are_ours_with_a_reason_or_not_as_there() -> None:
+    logged, plain = (next(row for row in ROWS if row.at == at) for at in ("002:109", "004:102"))
+    log = ["Started server with target: paceline://localhost:1"]
+    found = {(row.run, side): Told(logs={"ps-0": log, "hello_first": log}) for row in (logged, plain) for side in Side}
+    ours = judge(logged, Side.OURS, found, quick=False)
+    assert ours.mark == OTHER and ours.result.startswith("ours: ") and ours.result.endswith(f"({logged.ours})")
+    assert '"paceline://ADDRESS" for "grpc://ADDRESS"' in ours.result
+    assert judge(plain, Side.OURS, found, quick=False).mark == NO, "no reason is given for these words"
+    theirs = judge(plain, Side.THEIRS, found, quick=False)
+    assert theirs.mark == OTHER and "ours" not in theirs.result
 
 
 @pytest.mark.parametrize(("accuracy", "mark"), [("0.72", YES), ("0.68", NO), ("0.76", NO)])
@@ -168,7 +266,7 @@ def test_without_tensorflow_its_column_says_so_and_ours_is_judged() -> None:
     assert by_place["000:11"][3:5] == (f"{YES} 1 s", f"{OPEN} not installed")
     assert by_place["002:104"][3] == f"{NO} not printed"
     assert by_place["000:97"][3:5] == (f"{OPEN} not here", f"{OPEN} not here") and "GPU" in by_place["000:97"][-1]
-    assert lines[-1][4].startswith(f"0 {YES} 0 {NO} "), "nothing of TensorFlow's was judged"
+    assert lines[-1][4].startswith(f"0 {YES} 0 {OTHER} 0 {NO} "), "nothing of TensorFlow's was judged"
 
 
 def test_a_run_that_failed_fails_all_its_rows() -> None:
@@ -185,7 +283,7 @@ def test_rows_of_runs_that_nobody_asked_for_are_left_out() -> None:
 
 def test_what_ran_in_part_is_shown_and_not_marked() -> None:
     partial = [row for row in ROWS if row.is_partial]
-    assert {row.at for row in partial} >= {"002:4", "002:6", "002:8", "000:222", "000:225", "001:114"}
+    assert {row.at for row in partial} >= {"002:4", "002:6", "002:8", "000:222", "000:225", "001:103-111"}
     assert all(row.why for row in partial) and "001:118" not in {row.at for row in partial}
     (docker,) = [row for row in ROWS if row.at == "002:4"]
     assert judge(docker, Side.OURS, {(docker.run, Side.OURS): told()}, quick=False) == Judged(OPEN, "1 s")
@@ -280,12 +378,13 @@ def test_a_greeting_on_both_sides(tmp_path: Path) -> None:
     kinds = [json.loads(line) for line in results.read_text().splitlines()]
     (verdicts,) = [line["lines"] for line in kinds if line["kind"] == "verdicts"]
     ours = {line["document"]: line["ours"] for line in verdicts}
-    assert all(ours[at].startswith(YES) for at in ("004:38-46", "004:51", "004:52", "004:53")), ours
+    assert ours["004:38-46"].startswith(YES), ours
+    assert all(ours[at].startswith(f"{YES} same: ") for at in ("004:51", "004:52", "004:53")), ours
     theirs = {line["document"]: line["TensorFlow"] for line in verdicts}
     if documents_script.find_spec("tensorflow") is None:
         assert theirs["004:52"] == f"{OPEN} not installed"
     else:
-        assert theirs["004:52"].startswith(f"{YES} Started server with target: grpc://"), theirs
+        assert "logger" not in theirs["004:52"] and theirs["004:52"].startswith(f'{OTHER} also "'), theirs
 
 
 @pytest.mark.slow

@@ -212,6 +212,8 @@ def test_claims_of_document_003_are_held_against_ratios() -> None:
     assert lines["C40", "a bigger model: more network"][2:] == ("2.00", "2.00", "it holds; one run each")
     assert lines["C37", "more data: cores unchanged"][-1] == "it holds; one run each"
     assert lines["C41", "divided servers: slower steps"][2:] == ("1.00", "-", "it does not hold; one run each")
+    chief = lines["C36", "the chief is loaded more (cores over worker 1's)"]
+    assert chief[2] == "1.00" and chief[-1] == "not shown: its work is checkpoints, which are off here; one run each"
     assert {name for name, _ in lines} == {"C36", "C37", "C38", "C39", "C40", "C41", "C42"}
     assert all(len(line) == len(watch.VERDICTS.columns) + 1 for line in lines.values())
     assert line_of(table, *ended[0])["loopback MB"] == "1.0"

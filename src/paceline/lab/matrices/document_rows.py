@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.lab.matrices import document_times
 from paceline.lab.matrices.document_times import Times
-from paceline.lab.matrices.looks import SINGLE, Ended, EpochTime, Look, Number, Prints, Shares
+from paceline.lab.matrices.looks import SINGLE, Ended, EpochTime, Look, Number, Prints, Says, Shares
 
 
 class Kind(Enum):
@@ -26,12 +26,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     at: str  # document:line, or document:first-last
     kind: Kind
-    said: str  # in the document's words, cut short
+    said: str  # in the document's words; but of printed lines cut short
     run: str = ""  # what shows it; "": nothing can
     run_theirs: str = ""  # TensorFlow's is another one
     look: Look | None = None
     theirs: Look | None = None  # TensorFlow's line reads otherwise
     why: str = ""  # not here, or how it differs here
+    ours: str = ""  # why a printed line has words of ours, with --log-style tf too
     is_partial: bool = False  # what runs here is not all of it, as `why` says: shown, and not marked
 
 
@@ -56,9 +57,20 @@ def command(at: str, said: str, run: str, why: str = "") -> Row:
     return Row(at=at, kind=Kind.COMMAND, said=said, run=run, look=Ended(), why=why, is_partial=bool(why))
 
 
-def printed(at: str, said: str, run: str, ours: Look, theirs: Look | None = None, why: str = "") -> Row:
-    is_partial = why in (NO_GPU, FOUR_GPUS)
-    return Row(at=at, kind=Kind.PRINTED, said=said, run=run, look=ours, theirs=theirs, why=why, is_partial=is_partial)
+def printed(at: str, run: str, task: str, *lines: tuple[str, str], why: str = "", ours: str = "") -> Row:
+    """Lines of a document, each with the pattern that finds its place in the log of a task."""
+    texts, patterns = zip(*lines, strict=True)
+    look = Prints(task, texts, patterns)
+    return Row(
+        at=at,
+        kind=Kind.PRINTED,
+        said=" ".join(texts),
+        run=run,
+        look=look,
+        why=why,
+        ours=ours,
+        is_partial=why == NO_GPU,
+    )
 
 
 def accuracy(at: str, run: str, task: str, value: float, why: str = "") -> Row:
@@ -109,7 +121,7 @@ DOCUMENT_000 = (
         kind=Kind.FIGURE,
         said=f"epoch {SINGLE_S:g} s",
         run=ALONE,
-        look=Prints(SINGLE, r"^Epoch \d+: .* s$"),
+        look=Says(SINGLE, r"^Epoch \d+: .* s$"),
         why="the unit of all epoch times below",
     ),
     accuracy("000:15", ALONE, SINGLE, 0.72),
@@ -185,62 +197,63 @@ DOCUMENT_000 = (
     program("000:261", "IN GRAPH (given up there)", IN_GRAPH),
 )
 
+NO_CARDS = "there are none here"
+KIND = "an op's kind is said, as in document 004; without a cluster a device is written as TensorFlow 2 does"
 CUDA = "no GPU here; ours divides what it names over the workers"
 DOCUMENT_001 = (
     absent("001:61-63", Kind.PROGRAM, "ConfigProto's three options", "no program; see 001:84, and docs/tensorflow.md"),
     absent("001:69-70", Kind.COMMAND, "CUDA_VISIBLE_DEVICES=0,1", CUDA),
     absent("001:74-75", Kind.PROGRAM, "os.environ['CUDA_VISIBLE_DEVICES']", CUDA),
     program("001:84-97", "two products on two GPUs, their sum on the CPU", PLACEMENT, FOUR_GPUS),
-    printed(
-        "001:103-111",
-        "Device mapping: … four Tesla K20m",
-        PLACEMENT,
-        Prints("placement", r"Device mapping: no known devices\.$"),
-        why=NO_GPU,
-    ),
+    printed("001:103-111", PLACEMENT, "placement", ("Device mapping:", "Device mapping:"), why=NO_GPU, ours=NO_CARDS),
     *(
         printed(
             f"001:{line}",
-            f"{name}: /job:localhost/…/{device}",
             PLACEMENT,
-            Prints("placement", rf"{name}: \({kind}\): /job:localhost/replica:0/task:0/device:CPU:0"),
+            "placement",
+            (f"{name}: /job:localhost/replica:0/task:0/{device}", f"(^| ){name}: .*/job:localhost/"),
             why=FOUR_GPUS if "GPU" in device else "",
+            ours=KIND,
         )
-        for line, name, kind, device in (
-            (112, "Const_3", "Const", "device:GPU:3"),
-            (113, "Const_2", "Const", "device:GPU:3"),
-            (114, "MatMul_1", "MatMul", "device:GPU:3"),
-            (115, "Const_1", "Const", "device:GPU:2"),
-            (116, "Const", "Const", "device:GPU:2"),
-            (117, "MatMul", "MatMul", "device:GPU:2"),
-            (118, "AddN", "AddN", "cpu:0"),
+        for line, name, device in (
+            (112, "Const_3", "device:GPU:3"),
+            (113, "Const_2", "device:GPU:3"),
+            (114, "MatMul_1", "device:GPU:3"),
+            (115, "Const_1", "device:GPU:2"),
+            (116, "Const", "device:GPU:2"),
+            (117, "MatMul", "device:GPU:2"),
+            (118, "AddN", "cpu:0"),
         )
     ),
     printed(
         "001:119-120",
-        "[[  44.   56.] [  98.  128.]]",
         PLACEMENT,
-        Prints("placement", r"\[\[ *44\. +56\.\]", (r"\[ *98\. +128\.\]\]",)),
+        "placement",
+        ("[[  44.   56.]", r"\[\[ *44\. +56\.\]"),
+        (" [  98.  128.]]", r"\[ *98\. +128\.\]\]"),
     ),
     absent("001:128", Kind.FIGURE, "cifar10 uses several GPUs very little", NO_GPU),
     absent("001:137", Kind.FIGURE, "two GPUs more than three times faster", NO_GPU),
 )
 
 DOCKER = "without its container, for which there is no engine here; ours: paceline emit docker"
-STEP = r"^\d+\.\d+: Worker {}: trai\w+ step \d+ do\w+ \(global step: ?\d+\)"
+STEP = r"Worker {}: trai\w+ step \d+ "
+LOGGER = "without the date and the source file of TensorFlow's logger, as in document 004"
 ELAPSED = r"Training elapsed time: ?(\d+\.\d+) s"
 VALIDATION = r"After \d+ training step\(s\), validation cross entropy = (\d+(?:\.\d+)?(?:e\+\d+)?)"
 ONE_PROCESS = (829.0, 1344.0)  # where a single process is after 9,500 to 10,000 steps, eight seeds
 
 
-def node(worker: int, steps: str, ends: int, elapsed_s: float, entropy: float) -> tuple[Row, ...]:
-    """What document 002 prints of one worker."""
+def node(worker: int, steps: str, step: str, ends: int, end: str, elapsed_s: float, entropy: float) -> tuple[Row, ...]:
+    """What document 002 prints of one worker: `step` is the first of its lines."""
     task = f"worker-{worker}"
     low, high = ONE_PROCESS
-    step = Prints(task, STEP.format(worker))
+    elapsed, validation = f"{elapsed_s:f} s", f"validation cross entropy = {entropy:g}"
     return (
-        printed(f"002:{steps}", f"…: Worker {worker}: traing step … dome (global step:…)", SHARED, step),
-        printed(f"002:{ends}", "Training ends @ …", SHARED, Prints(task, r"Training ends @ \d+\.\d+")),
+        printed(f"002:{steps}", SHARED, task, (step, STEP.format(worker))),
+        printed(f"002:{ends}", SHARED, task, (f"Training ends @ {end}", "^Training ends")),
+        printed(f"002:{ends + 1}", SHARED, task, (f"Training elapsed time:{elapsed}", "^Training elapsed")),
+        printed(f"002:{ends + 2}", SHARED, task, (f"After 10000 training step(s), {validation}", "^After")),
         Row(
             at=f"002:{ends + 1}",
             kind=Kind.FIGURE,
@@ -251,13 +264,22 @@ def node(worker: int, steps: str, ends: int, elapsed_s: float, entropy: float) -
         Row(
             at=f"002:{ends + 2}",
             kind=Kind.FIGURE,
-            said=f"validation cross entropy = {entropy:g}",
+            said=validation,
             run=SHARED,
             look=Number(task, VALIDATION, low, high),
         ),
     )
 
 
+CACHE, STARTED = "Initialize GrpcChannelCache for job", "Started server with target:"
+LOGGED = "2018-04-23 12:37:55.{}: I tensorflow/core/{}]"  # the beginning of a line of TensorFlow's logger
+GUARD = LOGGED.format(762710, "platform/cpu_feature_guard.cc:140")
+FEATURES = f"{GUARD} Your CPU supports instructions that this TensorFlow binary was not compiled to use: AVX2 FMA"
+CHANNEL = "distributed_runtime/rpc/grpc_channel.cc:215"
+PS_TASKS = f"{LOGGED.format(763640, CHANNEL)} {CACHE} ps -> {{0 -> localhost:2222}}"
+TASKS = "{0 -> 192.168.1.171:2222, 1 -> 192.168.1.172:2222}"
+WORKER_TASKS = f"{LOGGED.format(763658, CHANNEL)} {CACHE} worker -> {TASKS}"
+SERVER = LOGGED.format(764195, "distributed_runtime/rpc/grpc_server_lib.cc:324")
 DOCUMENT_002 = (
     *(
         Row(
@@ -271,8 +293,14 @@ DOCUMENT_002 = (
         )
         for line, task in ((4, "ps 0"), (6, "worker 0"), (8, "worker 1"))
     ),
-    *node(0, "15-48", 49, 366.604071, 1147.88),
-    *node(1, "57-86", 87, 366.428102, 1122.46),
+    *node(
+        0, "15-48", "1524487685.116428: Worker 0: traing step 8054 dome (global step:9960)",
+        49, "1524487686.584364", 366.604071, 1147.88,
+    ),
+    *node(
+        1, "57-86", "1524487681.483467: Worker 1: traing step 1887 dome (global step:9864)",
+        87, "1524487686.657494", 366.428102, 1122.46,
+    ),
     Row(
         at="002:48,86",
         kind=Kind.FIGURE,
@@ -283,45 +311,25 @@ DOCUMENT_002 = (
     ),
     absent("002:94-95", Kind.PRINTED, "h5py: FutureWarning", "a warning of Python 2.7's h5py"),
     absent("002:96-103", Kind.PRINTED, "Successfully downloaded … Extracting …", "MNIST is embedded"),
-    printed("002:104", "job_name : ps", SHARED, Prints("ps-0", r"^job_name : ps$")),
-    printed("002:105", "task_index : 0", SHARED, Prints("ps-0", r"^task_index : 0$")),
+    printed("002:104", SHARED, "ps-0", ("job_name : ps", "^job_name")),
+    printed("002:105", SHARED, "ps-0", ("task_index : 0", "^task_index")),
     Row(
         at="002:106",
         kind=Kind.PRINTED,
-        said="cpu_feature_guard … AVX2 FMA",
+        said=FEATURES,
         run=SHARED,
-        theirs=Prints("ps-0", r"cpu_feature_guard|CPU instructions"),
+        theirs=Prints("ps-0", (FEATURES,), ("cpu_feature_guard|CPU instructions",)),
         why="TensorFlow's own",
     ),
-    printed(
-        "002:107",
-        "Initialize GrpcChannelCache for job ps -> {0 -> …}",
-        SHARED,
-        Prints("ps-0", r"^Cluster: job ps -> \{0 -> "),
-        Prints("ps-0", r"GrpcChannelCache for job ps -> \{0 -> "),
-        why=NO_MORE,
-    ),
-    printed(
-        "002:108",
-        "Initialize GrpcChannelCache for job worker -> {0 -> …, 1 -> …}",
-        SHARED,
-        Prints("ps-0", r"^Cluster: job worker -> \{0 -> .*, 1 -> "),
-        Prints("ps-0", r"GrpcChannelCache for job worker -> \{0 -> .*, 1 -> "),
-        why=NO_MORE,
-    ),
-    printed(
-        "002:109",
-        "Started server with target: grpc://localhost:2222",
-        SHARED,
-        Prints("ps-0", r"^Started server with target: paceline://"),
-        Prints("ps-0", r"Started server with target: grpc://"),
-    ),
+    printed("002:107", SHARED, "ps-0", (PS_TASKS, "job ps -> "), why=NO_MORE, ours=LOGGER),
+    printed("002:108", SHARED, "ps-0", (WORKER_TASKS, "job worker -> "), why=NO_MORE, ours=LOGGER),
+    printed("002:109", SHARED, "ps-0", (f"{SERVER} {STARTED} grpc://localhost:2222", STARTED), ours=LOGGER),
     command("002:117", "python distributed.py --job_name=ps --task_index=0", TWO_FLAGS),
     command("002:123", "python distributed.py --job_name=worker --task_index=0", TWO_FLAGS),
     command("002:129", "python distributed.py --job_name=worker --task_index=1", TWO_FLAGS),
     absent("002:134,136,143", Kind.FIGURE, "three pictures", "not in the text"),
     program("002:209", 'tf.device("/job:worker/task:n")', IN_GRAPH),
-)
+)  # fmt: skip
 
 BLOCK = "ours: with paceline.tf1; TensorFlow's: in tfdist_between.py, 1 ps + 1 worker"
 
@@ -342,75 +350,41 @@ DOCUMENT_003 = (
     absent("003:113", Kind.FIGURE, "CPU and network of every server", "left out of the document itself"),
 )
 
-SESSION = r"Start master session [0-9a-f]{16} with config:"
-TASK_0, TASK_1 = r"/job:local/replica:0/task:0", r"/job:local/replica:0/task:1"
+TASK_0, TASK_1 = "/job:local/replica:0/task:0", "/job:local/replica:0/task:1"
 ON_TASK_1 = "TensorFlow 2.21 runs it on task 1"
-CACHE = "Initialize GrpcChannelCache for job local -> {…}"
+LOCAL_CACHE, BOTH_CACHE = (f"{CACHE} local -> {{0 -> localhost:14401}}",
+                           f"{CACHE} local -> {{0 -> localhost:20000, 1 -> localhost:20001}}")  # fmt: skip
+WAITS = "CreateSession still waiting for response from worker: /job:local/replica:0/task:1"
+
+
+def session(at: str, run: str, task: str, name: str) -> Row:
+    line = f"Start master session {name} with config:"
+    return printed(at, run, task, (line, "Start master session"), why=NO_MORE)
+
+
+def greeting(at: str, run: str, task: str, device: str, text: str, why: str = "") -> Row:
+    """Where a program's one op ran, and what it gave."""
+    line = (f"Const: (Const): {device}/cpu:0", rf"Const: \(Const\): {device}/")
+    return printed(at, run, task, line, (f"b'{text}'", "^b'Hello"), why=why)
+
+
 DOCUMENT_004 = (
     program("004:38-46", "create_local_server, Session, run", LOCAL),
-    printed(
-        "004:51",
-        CACHE,
-        LOCAL,
-        Prints("hello_local", r"^Cluster: job local -> \{0 -> localhost:\d+\}$"),
-        Prints("hello_local", r"GrpcChannelCache for job local"),
-        why=NO_MORE,
-    ),
-    printed(
-        "004:52",
-        "Started server with target: grpc://localhost:14401",
-        LOCAL,
-        Prints("hello_local", r"^Started server with target: paceline://localhost:\d+$"),
-        Prints("hello_local", r"Started server with target: grpc://localhost:\d+"),
-    ),
-    printed("004:53", "Start master session … with config:", LOCAL, Prints("hello_local", SESSION), why=NO_MORE),
+    printed("004:51", LOCAL, "hello_local", (LOCAL_CACHE, "job local -> "), why=NO_MORE),
+    printed("004:52", LOCAL, "hello_local", (f"{STARTED} grpc://localhost:14401", STARTED)),
+    session("004:53", LOCAL, "hello_local", "c7c88ec51572b4dd"),
     program("004:68-79", "First", BOTH),
     program("004:84-95", "Second", BOTH),
-    printed(
-        "004:101",
-        CACHE,
-        BOTH,
-        Prints("hello_first", r"^Cluster: job local -> \{0 -> .*, 1 -> .*\}$"),
-        Prints("hello_first", r"GrpcChannelCache for job local"),
-        why=NO_MORE,
-    ),
-    printed("004:102", "Started server with target: …", BOTH, Prints("hello_first", "Started server with target: ")),
-    printed(
-        "004:103-104",
-        "CreateSession still waiting for response from worker: …/task:1",
-        BOTH,
-        Prints("hello_first", rf"[Ss]till waiting for response from worker: {TASK_1}"),
-    ),
-    printed(
-        "004:112",
-        CACHE,
-        BOTH,
-        Prints("hello_second", r"^Cluster: job local -> \{0 -> .*, 1 -> .*\}$"),
-        Prints("hello_second", r"GrpcChannelCache for job local"),
-        why=NO_MORE,
-    ),
-    printed("004:113", "Started server with target: …", BOTH, Prints("hello_second", "Started server with target: ")),
-    printed("004:114", "Start master session … with config:", BOTH, Prints("hello_second", SESSION), why=NO_MORE),
-    printed(
-        "004:118-119",
-        "Const: (Const): …/task:0/cpu:0, b'Hello, distributed tensorflow 2.'",
-        BOTH,
-        Prints("hello_second", rf"Const: \(Const\): {TASK_0}/device:CPU:0", ("b'Hello, distributed tensorflow 2.'",)),
-        why=ON_TASK_1,
-    ),
-    printed(
-        "004:126-127",
-        "Const: (Const): …/task:0/cpu:0, b'Hello, distributed tensorflow.'",
-        BOTH,
-        Prints("hello_first", rf"Const: \(Const\): {TASK_0}/device:CPU:0", (r"b'Hello, distributed tensorflow\.'",)),
-    ),
+    printed("004:101", BOTH, "hello_first", (BOTH_CACHE, "job local -> "), why=NO_MORE),
+    printed("004:102", BOTH, "hello_first", (f"{STARTED} grpc://localhost:20000", STARTED)),
+    printed("004:103-104", BOTH, "hello_first", (WAITS, "till waiting for response from worker")),
+    printed("004:112", BOTH, "hello_second", (BOTH_CACHE, "job local -> "), why=NO_MORE),
+    printed("004:113", BOTH, "hello_second", (f"{STARTED} grpc://localhost:20001", STARTED)),
+    session("004:114", BOTH, "hello_second", "efeb3f2380a99bb5"),
+    greeting("004:118-119", BOTH, "hello_second", TASK_0, "Hello, distributed tensorflow 2.", ON_TASK_1),
+    greeting("004:126-127", BOTH, "hello_first", TASK_0, "Hello, distributed tensorflow."),
     program("004:134-135", 'with tf.device("/job:local/task:1")', PINNED),
-    printed(
-        "004:140-141",
-        "Const: (Const): …/task:1/cpu:0, b'Hello, distributed tensorflow.'",
-        PINNED,
-        Prints("hello_first", rf"Const: \(Const\): {TASK_1}/device:CPU:0", (r"b'Hello, distributed tensorflow\.'",)),
-    ),
+    greeting("004:140-141", PINNED, "hello_first", TASK_1, "Hello, distributed tensorflow."),
     absent("004:157", Kind.PROGRAM, "example/mnist", "not in the document; document 002's is"),
 )
 

@@ -39,7 +39,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     args: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()  # instead, with --quick
-    ours: tuple[str, ...] = ()  # more, for paceline's program
+    ours: tuple[str, ...] = ()  # more, for paceline's program; a task of a cluster also gets STYLE
     slow: str = ""
     has_hosts: bool = False  # the addresses are in flags, too, as in document 002
     until: str = ""  # all tasks go on serving when the workers have said so
@@ -69,6 +69,7 @@ TINY = ("--batches=10", "--epochs=2")
 NO_MODELS = "TensorFlow's models of 2016 are no longer there"
 GREETING = r"Hello, distributed tensorflow"
 WAITING = r"[Ss]till waiting for response from worker"
+STYLE = ("--log-style=tf",)  # lines in the documents' own words
 HOSTS = ("--ps_hosts={ps}", "--worker_hosts={workers}")  # filled in when ports are known
 
 RUNS: Mapping[str, Run] = {
@@ -145,7 +146,7 @@ RUNS: Mapping[str, Run] = {
             only_ours=NO_MODELS,
         ),
         Run(name="placement", program="placement.py", how=How.ALONE, num_ps=0, limit_s=120.0),
-        Run(name="hello local", program="hello_local.py", how=How.ALONE, num_ps=0, limit_s=120.0),
+        Run(name="hello local", program="hello_local.py", how=How.ALONE, num_ps=0, ours=STYLE, limit_s=120.0),
         Run(
             name="hello first and second", program="hello_first.py", how=How.GREETINGS, num_ps=0, limit_s=180.0
         ),
@@ -160,11 +161,12 @@ def commands(run: Run, side: Side, is_quick: bool) -> list[Command]:
     """The processes of a run, in the order in which they are started.
 
     >>> [str(each) for each in commands(RUNS["1 ps + 1 worker"], Side.OURS, is_quick=True)][0]
-    'python tfdist_between.py --job_name=ps --task_index=0 --batches=10 --epochs=2'
+    'python tfdist_between.py --job_name=ps --task_index=0 --batches=10 --epochs=2 --log-style=tf'
     >>> print(*commands(RUNS["1 ps + 1 worker"], Side.THEIRS, is_quick=True))
     paceline run --plain --ps 1 --workers 1 tfdist_between.py --batches=10 --epochs=2
     """
     sizes = (*run.sizes(is_quick), *(run.ours if side is Side.OURS else ()))
+    style = STYLE if side is Side.OURS else ()
     if run.how is How.ALONE:
         log = SINGLE if run.program == "tfsingle.py" else run.program.removesuffix(".py")
         return [Command(log=log, words=(run.program, *sizes))]
@@ -172,7 +174,9 @@ def commands(run: Run, side: Side, is_quick: bool) -> list[Command]:
         first = ("hello_first.py", *(("pinned",) if run.name == PINNED and side is Side.THEIRS else ()))
         programs = {"hello_first": first, "hello_second": ("hello_second.py",)}
         return [
-            Command(log=log, words=words, serves=True, until=GREETING, awaited=WAITING if words == first else "")
+            Command(
+                log=log, words=(*words, *style), serves=True, until=GREETING, awaited=WAITING if words == first else ""
+            )
             for log, words in programs.items()
         ]
     if run.how is How.LAUNCHED or (run.how is How.CLUSTER and side is Side.THEIRS):
@@ -183,7 +187,7 @@ def commands(run: Run, side: Side, is_quick: bool) -> list[Command]:
     return [
         Command(
             log=f"{job}-{index}",
-            words=(run.program, f"--job_name={job}", f"--task_index={index}", *hosts, *sizes, *slow),
+            words=(run.program, f"--job_name={job}", f"--task_index={index}", *hosts, *sizes, *slow, *style),
             serves=bool(run.until) or (job == "ps" and side is Side.THEIRS),
             until=run.until if job == "worker" else "",
         )
@@ -202,7 +206,7 @@ def shown(started: Sequence[Command], run: Run) -> str:
     """What was typed, in a line.
 
     >>> shown(commands(RUNS["1 ps + 2 workers, sync"], Side.OURS, is_quick=True), RUNS["1 ps + 2 workers, sync"])
-    'python tfdist_between_sync.py --job_name=… --task_index=… --batches=10 --epochs=2 (1 ps, 2 workers)'
+    'python tfdist_between_sync.py --job_name=… --task_index=… --batches=10 --epochs=2 --log-style=tf (1 ps, 2 workers)'
     """
     if run.how in (How.CLUSTER, How.BY_HAND) and len(started) > 1:
         program, _, _, *sizes = started[0].words

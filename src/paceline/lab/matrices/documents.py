@@ -12,7 +12,7 @@ from paceline.cluster.settings import Settings
 from paceline.lab.cells import Cell, Finished, Runs, Table, Verdicts, number
 from paceline.lab.matrices.document_rows import ROWS, Row
 from paceline.lab.matrices.document_runs import RUNS, Run, Side, commands
-from paceline.lab.matrices.looks import NO, OPEN, YES, Judged, Look, Seen, Told
+from paceline.lab.matrices.looks import NO, OPEN, OTHER, YES, Judged, Look, Seen, Told
 from paceline.lab.scenario import Matrix
 
 SCRIPT = "paceline.lab.scripts.documents_script"
@@ -93,10 +93,12 @@ def verdict_lines(ended: Runs) -> list[tuple[str, ...]]:
     for row in rows:
         judged = [judge(row, side, told, quick) for side in Side]
         marks.append([each.mark for each in judged])
-        lines.append((row.at, row.kind.value, row.said, *(_cut(str(each)) for each in judged), _remark(row, told)))
+        shown = [str(each) if each.mark == OTHER else _cut(str(each)) for each in judged]  # no word that differs is cut
+        lines.append((row.at, row.kind.value, _cut(row.said), *shown, _remark(row, told)))
     if len(rows) > 1:
         counted = [
-            " ".join(f"{side.count(mark)} {mark}" for mark in (YES, NO, OPEN)) for side in zip(*marks, strict=True)
+            " ".join(f"{side.count(mark)} {mark}" for mark in (YES, OTHER, NO, OPEN))
+            for side in zip(*marks, strict=True)
         ]
         lines.append((ALL, "", str(len(rows)), *counted, ""))
     return lines
@@ -118,6 +120,8 @@ def judge(row: Row, side: Side, told: Mapping[tuple[str, Side], Told], quick: bo
     if found.failed:
         return Judged(NO, found.failed)
     judged = look.judge(Seen(told=found, single=told.get((SINGLE, side)), is_quick=quick))
+    if judged.mark == OTHER and side is Side.OURS:
+        return Judged(OTHER, f"ours: {judged.result} ({row.ours})") if row.ours else Judged(NO, judged.result)
     return Judged(OPEN, judged.result) if row.is_partial and judged.mark == YES else judged
 
 
@@ -144,7 +148,8 @@ def _remark(row: Row, told: Mapping[tuple[str, Side], Told]) -> str:
 
 
 VERDICTS = Verdicts(
-    title=f"Every program, command line, printed line and figure ({YES} as there, {NO} not so, {OPEN} cannot be said)",
+    title=f"Every program, command line, printed line and figure ({YES} as there, {OTHER} in other words, {NO} not so, "
+    f"{OPEN} cannot be said)",
     columns=("document", "what", "there", "ours", "TensorFlow"),
     lines=verdict_lines,
 )

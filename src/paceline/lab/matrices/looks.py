@@ -11,7 +11,10 @@ from typing import Protocol
 
 import msgspec
 
+from paceline.lab.matrices.wording import SAME, differences
+
 YES, NO, OPEN = "✓", "✗", "–"
+OTHER = "≠"  # printed, in other words
 EPOCH = re.compile(r"^Epoch (\d+): .*?(\d+\.\d+) s$")
 STEP = re.compile(r"Worker (\d+): trai\w* step (\d+) do\w+ \(global step: ?(\d+)\)")
 
@@ -60,28 +63,42 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Prints(msgspec.Struct, frozen=True):
-    """A task says these lines, in this order; the first one that matches is shown."""
+    """A task says these lines of the document, in this order, and each is compared with it, word by word. A pattern
+    finds the line that plays the part of each, whatever its words are."""
 
     task: str
-    pattern: str
-    then: tuple[str, ...] = ()
+    lines: tuple[str, ...]
+    patterns: tuple[str, ...]
 
     def judge(self, seen: Seen) -> Judged:
         """
-        >>> Prints("ps-0", r"job_name : ps", ("task_index",)).judge(
-        ...     Seen(told=Told(logs={"ps-0": ["job_name : ps", "task_index : 0"]}))
-        ... ).result
-        'job_name : ps'
+        >>> look = Prints("ps-0", ("job_name : ps", "task_index : 0"), ("job_name", "task_index"))
+        >>> str(look.judge(Seen(told=Told(logs={"ps-0": ["job_name : ps", "task_index : 0"]}))))
+        '✓ same: job_name : ps'
+        >>> str(look.judge(Seen(told=Told(logs={"ps-0": ["job_name : ps", "task_index : 1"]}))))
+        '≠ "1" for "0"'
         """
-        lines, shown = list(_log(seen.told.logs, self.task)), ""
-        for pattern in (self.pattern, *self.then):
-            found = [(number, match) for number, line in enumerate(lines) if (match := re.search(pattern, line))]
-            if not found:
+        printed = list(_log(seen.told.logs, self.task))
+        found = []
+        for pattern in self.patterns:
+            at = next((number for number, line in enumerate(printed) if re.search(pattern, line)), None)
+            if at is None:
                 return Judged(NO, "not printed")
-            at, match = found[0]
-            shown = shown or lines[at][match.start() :].strip()  # without TensorFlow's date and file
-            lines = lines[at + 1 :]
-        return Judged(YES, shown)
+            found.append(printed[at].strip())
+            printed = printed[at + 1 :]
+        differ = [each for pair in zip(self.lines, found, strict=True) if (each := differences(*pair)) != SAME]
+        return Judged(OTHER, "; ".join(differ)) if differ else Judged(YES, f"same: {found[0]}")
+
+
+class Says(msgspec.Struct, frozen=True):
+    """A task says a line like this, which is shown; it is compared with nothing."""
+
+    task: str
+    pattern: str
+
+    def judge(self, seen: Seen) -> Judged:
+        found = next((line for line in _log(seen.told.logs, self.task) if re.search(self.pattern, line)), None)
+        return Judged(NO, "not printed") if found is None else Judged(YES, found.strip())
 
 
 class Number(msgspec.Struct, frozen=True):

@@ -100,12 +100,13 @@ def files() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_I7_nothing_that_is_ours_can_execute_data(path: Path) -> None:
-    here = path.relative_to(ROOT).as_posix()
-    found = [(line, name) for line, name in found_in(path.read_text()) if (here, name) not in EXCEPTIONS]
-    is_shipped = here.startswith("src/")
-    bad = [f"{here}:{line}: {name}" for line, name in found if is_shipped or name != "importlib.import_module"]
+def test_I7_nothing_that_is_ours_can_execute_data() -> None:
+    bad = []
+    for path in files():
+        here = path.relative_to(ROOT).as_posix()
+        found = [(line, name) for line, name in found_in(path.read_text()) if (here, name) not in EXCEPTIONS]
+        is_shipped = here.startswith("src/")
+        bad += [f"{here}:{line}: {name}" for line, name in found if is_shipped or name != "importlib.import_module"]
     assert not bad, "\n".join(bad)
 
 

@@ -3,7 +3,10 @@
 Called by the installed script and `python -m paceline`. Must never import torch: --help answers at once.
 """
 
+import errno
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,8 +28,13 @@ from paceline.cli import (
     serve,
     verify,
 )
-from paceline.errors import EXIT_TRAINING, PacelineError
+from paceline.errors import EXIT_TRAINING, EXIT_USAGE, PacelineError
 from paceline.launchers import hangup, output
+
+# What a file system says of a path that somebody chose.
+OF_A_PATH = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
+)  # fmt: skip
 
 
 def dashes(flag: str) -> str:
@@ -100,6 +108,12 @@ def main(argv: list[str] | None = None) -> None:
     except PacelineError as error:
         output.complain(" ".join(str(error).split()))
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        told = unusable(error)
+        if told is None:
+            raise
+        output.complain(told)
+        raise SystemExit(EXIT_USAGE) from None
     except SystemExit as end:
         lost = output.unwritten()
         if lost is None:
@@ -108,6 +122,29 @@ def main(argv: list[str] | None = None) -> None:
         if end.code or is_run(sys.argv[1:] if argv is None else argv):
             raise
         raise SystemExit(EXIT_TRAINING) from None
+
+
+def unusable(error: OSError) -> str | None:
+    """Why a path that was given is of no use, in a sentence; None where the error is of another kind.
+
+    >>> unusable(OSError(13, "Permission denied", "/closed/runs/r/cluster.json"))
+    '/closed/runs/r/cluster.json cannot be used: Permission denied; give another path, or ask for access to this one.'
+    """
+    if error.errno not in OF_A_PATH or error.filename is None:
+        return None
+    path, advice = os.fsdecode(error.filename), "give another path, or ask for access to this one"
+    closed = next((str(each) for each in reversed(Path(path).absolute().parents) if is_closed(each)), None)
+    if closed is not None:
+        return f"{path} cannot be reached: you may not enter {closed} ({error.strerror}); {advice}."
+    return f"{path} cannot be used: {error.strerror}; {advice}."
+
+
+def is_closed(folder: Path) -> bool:
+    """Whether it is there, and may not be entered."""
+    try:
+        return folder.is_dir() and not os.access(folder, os.X_OK)
+    except OSError:
+        return False  # one above it is
 
 
 def is_run(argv: list[str]) -> bool:

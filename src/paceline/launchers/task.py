@@ -32,6 +32,7 @@ from paceline.transport.base import split
 from paceline.worker.context import Context, flush_line
 from paceline.worker.exits import let_errors_set_the_exit_code
 
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 JOINED = "run folder"  # how a worker found its run that joins one
 
 _here = threading.local()  # launchers/threads puts a thread's own assignment here
@@ -112,6 +113,11 @@ def _write_cluster(assignment: Assignment) -> None:
     try:
         paths.write_by_hand(assignment.cluster, ByHand(settings.tls, settings.insecure))
     except OSError as error:
+        if error.errno in NOT_OURS:
+            raise UsageError(
+                f"--run-dir {settings.run_dir} cannot be used by {assignment.task} ({error.strerror}), so nothing "
+                "could be saved; give another folder, or ask for access to this one."
+            ) from error
         losses.tell(paths.cluster, error, "`paceline ctl` and `kv` need the address of a ps instead of this folder")
 
 

@@ -65,10 +65,13 @@ def summed_up(folder: Path) -> dict[str, object]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_it_is_one_ctrl_c(processes: Processes, terminals: list[Terminal], gate: Gate, train: Path) -> None:
+@pytest.mark.parametrize("flags", [(), pytest.param(("--hosts=localhost:2",), marks=pytest.mark.slow)])
+def test_it_is_one_ctrl_c(
+    flags: tuple[str, ...], processes: Processes, terminals: list[Terminal], gate: Gate, train: Path
+) -> None:
     made = processes.folder / "made"
     stops = [f"--gate={i}:5:{gate.path}" for i in (0, 1)]
-    terminals.append(Terminal(processes, [PACELINE, "run", "--run-dir=made", train, *stops]))
+    terminals.append(Terminal(processes, [PACELINE, "run", *flags, "--run-dir=made", train, *stops]))
     gate.arrivals(2)
     terminals[0].close()
     terminals[0].popen.send_signal(signal.SIGHUP)  # a shell tells its jobs, too
@@ -111,6 +114,29 @@ def test_a_worker_by_hand_hears_it_as_ctrl_c(
     assert newest(made / "checkpoints") is not None
 
 
+def test_a_server_of_a_script_hears_it_as_ctrl_c(
+    processes: Processes, terminals: list[Terminal], ports: Reserved, gate: Gate, tmp_path: Path
+) -> None:
+    """It prints into the closed terminal first."""
+    (tmp_path / "serves.py").write_text(
+        "import os, signal, socket, paceline\n"
+        f"server = paceline.Server({{'local': ['{ports.addresses(1)[0]}']}}, 'local', 0)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"
+        "with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gate:\n"
+        f"    gate.connect({os.path.relpath(gate.path, tmp_path)!r})\n"
+        "    gate.sendall(f'local:0 pid {os.getpid()}\\n'.encode())\n"
+        "    gate.recv(1)\n"
+        "print('nobody reads this', flush=True)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})\n"
+        "server.join()\n"
+    )
+    terminals.append(Terminal(processes, [sys.executable, "serves.py"]))
+    arrived = gate.arrival()
+    terminals[0].close()
+    arrived.release()
+    assert terminals[0].end() == 130
+
+
 @pytest.mark.parametrize(
     "streams",
     ["| head -n 1", pytest.param(">&- 2>&- <&-", marks=pytest.mark.slow), "> /dev/full 2> /dev/full"],
@@ -142,3 +168,20 @@ def test_what_a_script_prints_by_hand_raises_nothing_either(
         for each in both:
             each.ends_with(0)
         assert newest(processes.folder / f"made{number}" / "checkpoints") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_it_does_not_end_the_ray_of_a_run_before_that_has_saved(
+    processes: Processes, terminals: list[Terminal], gate: Gate, train: Path
+) -> None:
+    """A Ray that was started for the run belongs to the same terminal."""
+    pytest.importorskip("ray")
+    made = processes.folder / "made"
+    stops = [f"--gate={i}:5:{gate.path}" for i in (0, 1)]
+    terminals.append(Terminal(processes, [PACELINE, "run", "--on=ray", "--run-dir=made", train, *stops]))
+    gate.arrivals(2)
+    terminals[0].close()
+    assert terminals[0].end() == 130
+    assert summed_up(made)["error"] == "interrupted"
+    assert newest(made / "checkpoints") is not None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.lab.measuring.interrupts import interruptible, undisturbed
-from paceline.launchers import hangup
+from paceline.worker import hangup
 
 
 @pytest.fixture(autouse=True)

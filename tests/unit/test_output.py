@@ -9,7 +9,7 @@ import pytest
 
 PRINTS = """
 import sys
-from paceline.launchers.output import keep_printing
+from paceline.telemetry.output import keep_printing
 
 keep_printing(is_task=True)
 print("to stdout")
@@ -22,7 +22,7 @@ assert (seen == b"to stdout\\nto stdout\\nto stderr\\n") == (sys.argv[2] == "1")
 """
 ALL_THE_SAME = """
 import os, sys
-from paceline.launchers.output import keep_printing, unwritten
+from paceline.telemetry.output import keep_printing, unwritten
 
 keep_printing(is_task=True)
 keep_printing(is_task=True)

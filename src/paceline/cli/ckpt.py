@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.table import print_table
 from paceline.errors import CheckpointError, UsageError
-from paceline.launchers.output import complain
+from paceline.telemetry.output import complain
 
 if TYPE_CHECKING:
     from paceline.checkpoint.read import Found, Loaded

@@ -13,7 +13,7 @@ import typer
 from paceline.cli.host_options import ClusterFile, Hostfile, Hosts
 from paceline.cli.table import print_table
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_TRAINING
-from paceline.launchers.output import complain
+from paceline.telemetry.output import complain
 
 if TYPE_CHECKING:
     from paceline.launchers.hosts.diagnosis import Problem

@@ -13,7 +13,7 @@ import typer
 from paceline.cli import options as o
 from paceline.cli.serve import ChiefHosts, JobName, OptionalScript, TaskIndex, as_argv
 from paceline.errors import EXIT_USAGE
-from paceline.launchers.output import complain
+from paceline.telemetry.output import complain
 
 if TYPE_CHECKING:
     from paceline.cluster.discovery import Look

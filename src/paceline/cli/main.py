@@ -29,7 +29,8 @@ from paceline.cli import (
     verify,
 )
 from paceline.errors import EXIT_TRAINING, EXIT_USAGE, PacelineError
-from paceline.launchers import hangup, output
+from paceline.telemetry import output
+from paceline.worker import hangup
 
 # What a file system says of a path that somebody chose.
 OF_A_PATH = (

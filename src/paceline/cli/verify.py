@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli.kv import Run, run_folder
 from paceline.errors import EXIT_TRAINING
-from paceline.launchers.output import complain
+from paceline.telemetry.output import complain
 
 if TYPE_CHECKING:
     from paceline.telemetry.verify import Verdict

@@ -31,13 +31,14 @@ from paceline.ingraph.neighbours import Neighbours, become, leave, remote_to, sa
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import ALIVE, STOP
 from paceline.telemetry import lines
+from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER, RUNS, SERVES, WorkerReport
 from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.reception import Reception
 from paceline.transport.security import Role
-from paceline.worker import torch_devices
+from paceline.worker import hangup, torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.worker.script import script_line
 
@@ -70,6 +71,8 @@ class Server:
         start: bool = True,
     ) -> None:
         let_errors_set_the_exit_code()
+        keep_printing(is_task=True)
+        hangup.as_interrupt()
         self._owner = forks.Owner()
         self._assignment = _assignment(cluster, job_name, task_index)
         self.neighbours = Neighbours(self._assignment, is_serving=True)

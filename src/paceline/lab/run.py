@@ -29,7 +29,7 @@ from paceline.lab.results.kept import Kept
 from paceline.lab.results.result import ResultFile, provenance_of
 from paceline.lab.scenario import Matrix
 from paceline.launchers.closing import shown
-from paceline.launchers.output import complain
+from paceline.telemetry.output import complain
 
 SOAK = "soak"
 ACCURACY = "accuracy"

@@ -21,18 +21,19 @@ from paceline.cluster.plain import flags_of, tf_config_of
 from paceline.cluster.slow import parse as parse_slow
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import closing, gpus, hangup
+from paceline.launchers import closing, gpus
 from paceline.launchers.children import Children, Event, Exited, Interrupted
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.live import View, make_view
-from paceline.launchers.output import stream_of
 from paceline.launchers.slowing import Slowing
 from paceline.launchers.supervisor import End, Patience, failed, interrupts
 from paceline.telemetry import summary
+from paceline.telemetry.output import stream_of
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.sampler import Sampler, Utilisation
 from paceline.telemetry.sink import append
+from paceline.worker import hangup
 
 LOOK_S = 1.0
 OURS = (TASK_VARIABLE, SECRET_VARIABLE, KEYS_VARIABLE)  # of a cluster that we may be in ourselves

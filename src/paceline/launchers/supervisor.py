@@ -20,16 +20,17 @@ import msgspec
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import chaos, closing, hangup, resuming
+from paceline.launchers import chaos, closing, resuming
 from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
 from paceline.launchers.here import Starter
 from paceline.launchers.live import Ticks, View, make_view
 from paceline.launchers.notice import RELEASE, save_soon
-from paceline.launchers.output import complain, stream_of
 from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
+from paceline.telemetry.output import complain, stream_of
+from paceline.worker import hangup
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
 PS_0 = Task("ps", 0)
@@ -260,7 +261,7 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
 
 @contextmanager
 def interrupts(children: Children) -> Iterator[None]:
-    """Ctrl+C and kill become an event; only where the main thread runs us. A closed terminal: launchers/hangup."""
+    """Ctrl+C and kill become an event; only where the main thread runs us. A closed terminal: worker/hangup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

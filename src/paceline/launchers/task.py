@@ -20,15 +20,15 @@ from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
-from paceline.launchers import hangup
 from paceline.launchers.entry import TENSORFLOW_THREADS, THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
-from paceline.launchers.output import keep_printing
 from paceline.telemetry import lines, losses
+from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import ByHand, RunPaths
 from paceline.transport import held
 from paceline.transport.base import split
+from paceline.worker import hangup
 from paceline.worker.context import Context, flush_line
 from paceline.worker.exits import let_errors_set_the_exit_code
 

@@ -30,9 +30,9 @@ from paceline.lab.measuring.whole_runs import cause
 from paceline.lab.progress import Progress, duration
 from paceline.lab.results.result import ResultFile
 from paceline.lab.scripts.curves import TOLD
-from paceline.launchers.output import complain
 from paceline.telemetry import read
 from paceline.telemetry.faults import Injected, began_s
+from paceline.telemetry.output import complain
 from paceline.telemetry.paths import RunPaths
 
 SCRIPT = "paceline.lab.scripts.soak_script"

@@ -37,7 +37,7 @@ from paceline.launchers.hosts import frames as f
 from paceline.launchers.hosts.frames import Heard, Hello, Told
 from paceline.launchers.hosts.syncing import sees
 from paceline.launchers.mirror import Mirror
-from paceline.launchers.output import keep_printing
+from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
 

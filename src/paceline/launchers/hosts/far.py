@@ -32,11 +32,11 @@ from paceline.launchers.hosts.far_host import FarHost, FarProcess
 from paceline.launchers.hosts.frames import Hello, Ready
 from paceline.launchers.hosts.ssh import at_once
 from paceline.launchers.mirror import name_of, told_by, whole
-from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.restart import LOST
 from paceline.telemetry.ledgers import note_cut
 from paceline.telemetry.losses import Loss
+from paceline.telemetry.output import complain
 from paceline.telemetry.sink import append
 
 READY_S = 12.0  # it imports no torch before, and the host has just answered the same python

@@ -21,10 +21,10 @@ from paceline.errors import PacelineError
 from paceline.launchers.hosts import frames as f
 from paceline.launchers.hosts import ssh
 from paceline.launchers.hosts.frames import Ready, Told
-from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece
 from paceline.launchers.restart import LOST
 from paceline.telemetry.losses import Loss
+from paceline.telemetry.output import complain
 
 AGENT = ("-P", "-m", "paceline.launchers.hosts.agent")
 END_S = 5.0

@@ -30,13 +30,13 @@ from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
-from paceline.launchers.output import complain
 from paceline.launchers.pieces import Piece, keep, sweep
 from paceline.launchers.ray.actors import Carried, News, Order, Place, carried, torch_version
 from paceline.launchers.ray.member import ANSWER_S, Member, Remote
 from paceline.launchers.ray.ray_cluster import sentence, why
 from paceline.telemetry.lines import ERROR
 from paceline.telemetry.losses import Loss
+from paceline.telemetry.output import complain
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
 

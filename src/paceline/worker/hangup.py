@@ -1,8 +1,8 @@
 """WHAT does a closed terminal mean? SIGHUP is what one Ctrl+C is; under nohup it is nothing, and nothing to a task.
 
-Called by cli/main, launchers/entry, launchers/supervisor, launchers/plain and the lab. The system tells a closed
-terminal to its foreground process group, and a shell tells it to its jobs: it may come twice. The tasks of a launcher
-ignore it: the launcher ends them when it has had them save.
+Called by cli/main, launchers, ingraph/server and the lab. The system tells a closed terminal to its foreground process
+group, and a shell tells it to its jobs: it may come twice. The tasks of a launcher ignore it: the launcher ends them
+when it has had them save.
 """
 
 import signal

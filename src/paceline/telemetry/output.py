@@ -1,7 +1,7 @@
 """WHAT if nobody can take what is printed? It is lost, and nothing else: printing ends no run and no task.
 
-Called by cli/main for every verb, and by launchers/entry and launchers/task in a task's process. To the script stdout
-and stderr look as before. complain() is where every failure is told.
+Called by cli/main for every verb, and in a task's process by launchers/entry, launchers/task and ingraph/server. To
+the script stdout and stderr look as before. complain() is where every failure is told.
 """
 
 import errno

@@ -17,11 +17,12 @@ PROGRAM = Path(__file__).with_name("programs") / "goes_on.py"
 FLAGS = ["--ps", "1", "--workers", "2", "--mode", "async", "--lease-s", "0.5", "--save-every", "none"]
 
 
-def pushed(folder: Path, *words: str) -> list[str]:
-    """What worker 1 pushed in all its lives, in order."""
+def pushed(folder: Path, *words: str, says: tuple[str, ...] = ()) -> list[str]:
+    """What worker 1 pushed in all its lives, in order; the launcher `says` so many sentences once."""
     folder.mkdir()
     with started_processes(folder) as processes:
-        processes.paceline("run", "--run-dir", "run", *FLAGS, PROGRAM, "--out", folder, *words).ends_with(0)
+        run = processes.paceline("run", "--run-dir", "run", *FLAGS, PROGRAM, "--out", folder, *words).ends_with(0)
+    assert [sentence for sentence in says if run.text.count(sentence) != 1] == []
     return (folder / "1.txt").read_text().splitlines()
 
 
@@ -38,10 +39,23 @@ def test_a_worker_started_again_goes_on_at_its_batch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_plain_range_begins_again_and_is_told(tmp_path: Path) -> None:
-    pushed(tmp_path / "parts", "--kill-at", "17", "--plain")
-    log = (tmp_path / "parts" / "run" / "logs" / "worker-1.log").read_text()
-    assert log.count("`for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`") == 1
+@pytest.mark.parametrize("data", ["loader", "none"])
+def test_a_plain_range_ends_with_the_others_after_a_restart(data: str, tmp_path: Path) -> None:
+    """The worker goes on where it was, its loop does not: without a word it would do 17 steps twice."""
+    words = ["--plain", *(["--no-loader"] if data == "none" else [])]
+    whole = pushed(tmp_path / "whole", *words)
+    ends = "3 passes over the data" if data == "loader" else "36 steps"
+    says = (
+        "worker:1: this worker was started again and goes on where it was, but its loop counts from 0 again",
+        f"worker:1: this worker ends here: as the others, it has made {ends}, with those before its restart",
+    )
+    parts = pushed(tmp_path / "parts", "--kill-at", "17", *words, says=says)
+    assert (tmp_path / "parts" / "killed").exists()
+    batches = [[line.partition(": ")[2].partition(" 0")[0] for line in lines] for lines in (whole, parts)]
+    assert len(batches[0]) == 36
+    assert batches[0] == batches[1] if data == "loader" else len(parts) == 36
+    told = json.loads((tmp_path / "parts" / "run" / "summary.json").read_text())
+    assert (told["ok"], told["global_step"]) == (True, 72)
 
 
 @pytest.mark.slow

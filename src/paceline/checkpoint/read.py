@@ -170,6 +170,15 @@ def _load(path: Path) -> Loaded:
     )
 
 
+def state_of(path: Path) -> State | None:
+    """The state.json of one checkpoint; None where it cannot be believed."""
+    try:
+        manifest = read_manifest(path)
+        return _state(_whole(path, STATE_JSON, manifest.files[STATE_JSON]), manifest)
+    except (CheckpointError, KeyError):
+        return None
+
+
 def verify(path: Path) -> list[str]:
     """Everything that is wrong with one checkpoint, a sentence a file; empty when it is what was written."""
     path = path.resolve()  # the user may name a link

@@ -37,6 +37,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     schedulers: list[dict[str, object] | None] = []  # state_dict()s in the order of prepare; None: cannot be JSON
     groups: list[dict[str, object]] | None = None  # options of this worker's optimizer, where they are its own
     samples: float | None = 0.0  # in all gradients that it has pushed, beside others; None: not known
+    done: int = 0  # passes that were taken to their end
+    loop: dict[str, str | int] = {}  # which loop of the script takes them: checkpoint/loop
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

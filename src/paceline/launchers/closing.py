@@ -13,7 +13,9 @@ import msgspec
 
 from paceline import files
 from paceline.checkpoint import read
+from paceline.checkpoint.loop import UNKNOWN, Loop, of_all
 from paceline.checkpoint.manifest import step_of
+from paceline.checkpoint.state import State
 from paceline.cluster.spec import Task
 from paceline.launchers.restart import LOST
 from paceline.telemetry import faults
@@ -129,7 +131,9 @@ def block(
     lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there
     lines.append(f"Run folder: {shown(paths.root)} (summary.json, and what the tasks printed in logs/)")
     going_on = how_to_go_on(bool(summary["ok"]), bool(model or summary.get("model")), has_trained)
-    lines += [f"{going_on}{', once that is put right' if will_repeat else ''}: {resume}"] if resume else []
+    going_on += ", once that is put right" if will_repeat else ""
+    going_on += change_first(model)
+    lines += [f"{going_on}: {resume}"] if resume else []
     return "\n".join(lines)
 
 
@@ -147,6 +151,18 @@ def how_to_go_on(is_ok: bool, has_model: bool, has_trained: bool = True) -> str:
     if not has_model:
         return "To start over"
     return "To train further (more epochs or steps)" if is_ok else "To resume"
+
+
+def change_first(model: Path | None) -> str:
+    """What of the script must be changed before it can go on from its newest checkpoint."""
+    state = read.state_of(model) if model is not None else None
+    loop = loop_of(state) if state is not None else UNKNOWN
+    return f", {loop.change}, then" if loop.begins_again else ""
+
+
+def loop_of(state: State) -> Loop:
+    """The loop whose steps a checkpoint holds."""
+    return of_all(worker.loop for worker in state.workers)
 
 
 def without(model: Path | None, global_step: int) -> str:

@@ -91,7 +91,7 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
 
 def with_checkpoint(request: Request) -> tuple[Request, list[str]]:
     """The request, which names a whole checkpoint if it names one, and what to say of that; nothing has been made."""
-    resumption = resumptions.check(request.settings, request.run_dir)
+    resumption = resumptions.check(request.settings, request.run_dir, request.program)
     return msgspec.structs.replace(request, settings=resumption.settings), resumption.lines
 
 

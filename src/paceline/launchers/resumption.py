@@ -3,13 +3,17 @@
 Called by launchers/local, hosts/many, ray/on_ray and `paceline emit`. The chief loads the checkpoint itself.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from paceline.checkpoint.request import AUTO, NONE, requested
+from paceline.checkpoint.state import State
 from paceline.cluster.settings import Settings
-from paceline.launchers.closing import shown
+from paceline.errors import UsageError
+from paceline.launchers.closing import loop_of, shown
+from paceline.launchers.entry import Program
 from paceline.telemetry.paths import RunPaths
 
 
@@ -20,8 +24,9 @@ class Resumption(msgspec.Struct, frozen=True):
     lines: list[str] = []  # what is resumed, and what was left out as damaged
 
 
-def check(settings: Settings, run_dir: str | None) -> Resumption:
-    """Find and check the checkpoint; UsageError where there is none that can be used."""
+def check(settings: Settings, run_dir: str | None, program: Program) -> Resumption:
+    """Find and check the checkpoint; UsageError where there is none that can be used, or where the script's loop would
+    begin again. The worker looks, too: it knows the loop that it is in."""
     if settings.resume == NONE:
         return Resumption(settings)
     lines: list[str] = []
@@ -29,7 +34,20 @@ def check(settings: Settings, run_dir: str | None) -> Resumption:
     loaded = requested(settings.resume, folder, lines.append)
     if loaded is None:
         return Resumption(settings, [*lines, f"Nothing to resume in {run_dir}: training starts at step 0"])
+    refuse_plain_loop(loaded.state, program, f"--resume {settings.resume}")
     if settings.resume != AUTO:
         settings = msgspec.structs.replace(settings, resume=str(loaded.path))
     path = loaded.path if loaded.path.is_relative_to(Path.cwd()) else loaded.path.resolve()
     return Resumption(settings, [*lines, f"Resuming from {shown(path)}: global step {loaded.state.global_step}"])
+
+
+def refuse_plain_loop(state: State, program: Program, asked: str) -> None:
+    """UsageError where a checkpoint's steps are those of a loop that counts for itself, and the script still has it."""
+    loop = loop_of(state)
+    if not (loop.begins_again and loop.text and state.global_step):
+        return
+    own = Path(program.script)
+    path = own if own.name == Path(loop.file).name and not program.is_module else Path(loop.file)
+    with suppress(OSError, UnicodeDecodeError):
+        if loop.stands_in(path.read_text()):
+            raise UsageError(loop.refusal(asked, state.global_step))

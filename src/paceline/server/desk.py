@@ -263,7 +263,8 @@ class Desk:
                 awaited |= core.members.training - {key[0] for key in core.state.waiting}
             wanted = str(core.wanted) if core.wanted is not None else ""
             live, told = core.members.live, [self._awaited(worker) for worker in sorted(awaited)]
-            reply = m.Status(missing, sorted(awaited), core.state.version, live, core.lacks(), wanted, told)
+            ended = core.snapshots.ended(core)
+            reply = m.Status(missing, sorted(awaited), core.state.version, live, core.lacks(), wanted, told, ended)
         peer.channel.say(reply)
         return []
 

@@ -32,6 +32,10 @@ class Shares:
         pushes = sum(state.staleness.get(worker, {}).values()) + state.discarded.get(worker, 0)
         return self.earlier.get(worker, 0) + a_push * pushes
 
+    def has_trained(self, state: ShardState, worker: int) -> bool:
+        """Whether it has pushed since this run was started, or resumed."""
+        return bool(state.staleness.get(worker)) or bool(state.discarded.get(worker))
+
     def goes_on(self, state: ShardState, worker: int, told: Position | None) -> Position | None:
         """From where a worker goes on that was last heard of there."""
         steps = self.of(state, worker)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paceline.checkpoint.policy import SavePolicy
+from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.params.arena import Arena
 from paceline.server.actions import Answer
@@ -167,7 +168,13 @@ class Snapshots:
         if is_next and peer.key is not None:
             self._has_heard.add(worker)
         state = core.state
-        return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, is_next)
+        is_again = self.shares.has_trained(state, worker)
+        return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, is_next, is_again)
+
+    def ended(self, core: "Core") -> dict[int, tuple[int, int]]:
+        """Of each worker that has closed: how many passes it took to their end, and its steps."""
+        closed = [w for w, member in enumerate(core.members) if member.phase is Phase.CLOSED]
+        return {w: (self.newest[w].done, self.newest[w].steps) for w in closed if w in self.newest}
 
     def restored(self, core: "Core", shard: "Shard", init: m.Init) -> None:
         """The chief's first values are a checkpoint's: go on counting where it was."""

@@ -93,6 +93,8 @@ class Position(Message, frozen=True):
     schedulers: list[dict[str, object] | None] = []
     groups: list[dict[str, object]] | None = None
     samples: float | None = 0.0
+    done: int = 0  # passes that were taken to their end
+    loop: dict[str, str | int] = {}  # which loop of the script takes them: checkpoint/loop
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -133,6 +135,7 @@ class Started(Message, frozen=True):
     dial: Dial
     position: Position | None = None  # where this worker, or its predecessor, was
     saves_next: bool = False  # the next update will be saved (Flag.SAVE of an answer that never came)
+    is_again: bool = False  # an earlier start of this worker has trained in this run
 
 
 class Attach(Message, frozen=True):
@@ -167,6 +170,7 @@ class Status(Message, frozen=True):
     lacks: int = 0
     wanted: str = ""
     awaited: list[Awaited] = []
+    ended: dict[int, tuple[int, int]] = {}  # of each worker that has closed: passes taken to their end, steps
 
 
 # --- while it trains ----------------------------------------------------------------------------------------------

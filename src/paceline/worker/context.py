@@ -6,6 +6,7 @@ Without a cluster the same calls do the plain thing, and nothing of the training
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from paceline import forks
+from paceline.checkpoint.loop import PASS, Loop
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.checkpoint.room import other_places
@@ -43,10 +45,8 @@ CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
 JUST_S = 5.0  # and how old one may be that needs no other
-PLAIN_RANGE = (
-    "paceline: this worker goes on after a restart, but its loop begins again: `for epoch in ctx.epochs(n)` instead of "
-    "`for epoch in range(n)` (or `for _ in ctx.steps(total)`) does what remains"
-)
+PLAIN_RANGE = "write `for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`, or `for _ in ctx.steps(total)`"
+LOOK_S = 0.5  # how often a worker that repeats its loop looks whether the others have ended
 
 
 class Context:
@@ -68,6 +68,9 @@ class Context:
         self.seed = 0
         self.started_at = 0  # the global step at which this worker joined
         self.is_assigning = False
+        self.is_again = False  # an earlier start of this worker has trained in this run
+        self._looked_s = 0.0
+        self._others_did: tuple[int, int] | None = None  # passes and steps of the workers that have all ended
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
@@ -134,6 +137,7 @@ class Context:
         """Updates applied by the cluster, as far as this worker has seen."""
         if self._trainee is None:
             return self._alone_step if self._count_alone is None else self._count_alone()
+        self.progress.asks_step = self.progress.asks_step or not self._trainee.pushes
         self._settle()
         version: int = self._trainee.client.links[0].version
         return version
@@ -262,10 +266,51 @@ class Context:
         progress.steps = lambda: int(trainee.steps)
         progress.samples = lambda: trainee.samples_pushed
         progress.send = self._send_position
-        progress.on_unguided = lambda: self._say(PLAIN_RANGE)
+        progress.on_unguided = self._goes_on_unguided
         self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
         trainee.client.watch.tail = lambda: m.encode(progress.beat())
         trainee.progress, trainee.on_save = progress, self.announced
+
+    def _goes_on_unguided(self, loop: Loop) -> None:
+        """This worker goes on, and its loop does not: refuse it after `--resume`; in a run the others' end is its."""
+        change = loop.change if loop.begins_again else PLAIN_RANGE
+        if not self.is_again:
+            if loop.begins_again:
+                raise UsageError(loop.refusal("this run goes on from a checkpoint", self.started_at))
+            if not loop.kind:
+                self._warn(f"the loop of this script cannot be read; if it begins again after a resume, {change}")
+            return
+        self.progress.on_repeat = self._end_with_the_others
+        if loop.kind != PASS:
+            self._warn(
+                "this worker was started again and goes on where it was, but its loop counts from 0 again: it ends "
+                f"when the other workers have ended and it has done as much as they; to let it end by itself, {change}"
+            )
+
+    def _warn(self, text: str) -> None:
+        """Say it in the log and on the launcher's terminal."""
+        self._say(f"paceline: {text}")
+        self._reporter.sink.event("warning", task=str(self._require_cluster().task), text=text)
+
+    def _end_with_the_others(self, is_inside: bool) -> None:
+        """Called by a worker that repeats its loop: end it, if all others have ended and it has done as much as they.
+        Where it `is_inside` a pass, look only now and then."""
+        if self._others_did is None:
+            now_s = time.monotonic()
+            if is_inside and now_s - self._looked_s < LOOK_S:
+                return
+            self._looked_s, status = now_s, self._trainee.client.status()
+            if set(status.live) - {self.worker_index} or not status.ended:
+                return
+            passes, pushes = zip(*status.ended.values(), strict=True)
+            self._others_did = max(passes), max(pushes)
+        progress, (done, steps) = self.progress, self._others_did
+        if progress.done < done or (not done and progress.steps() < steps):
+            return
+        self._trainee.settle()
+        what = f"{done} passes over the data" if done else f"{steps} steps"
+        self._warn(f"this worker ends here: as the others, it has made {what}, with those before its restart")
+        raise SystemExit(0)
 
     def _send_position(self, position: m.Position) -> None:
         """One way: the answer to the last push may still be on its way. This worker's buffers go with it; the chief's
@@ -629,7 +674,8 @@ class Context:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(is_ok=error is None, is_interrupted=isinstance(error, KeyboardInterrupt))
+        is_ok = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(is_ok=is_ok, is_interrupted=isinstance(error, KeyboardInterrupt))
 
     # --- inside -----------------------------------------------------------------------------------------------
 

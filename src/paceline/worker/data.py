@@ -202,9 +202,10 @@ def note_epochs(
             return base.__iter__(self)
         samples = on_pass()
         began_s = perf_counter()
+        next_pass = (lambda: _next_pass(self, base, progress)) if progress.goes_on_in_pass else None
         batches = _pass(self, base, progress)  # may start the processes that load
         clock.data_s += perf_counter() - began_s
-        return _Counted(batches, samples, progress, clock)
+        return _Counted(batches, samples, progress, clock, next_pass)
 
     members = {"__iter__": iterate, "__module__": base.__module__}
     if has_weights:
@@ -241,27 +242,44 @@ def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progre
     return batches
 
 
-class _Counted:
-    """A loader's own iterator, whose batches are counted as they are taken, with their samples where they count."""
+def _next_pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
+    """The loader's own iterator of the pass behind one that was taken to its end before a restart."""
+    progress.pass_was_taken()
+    shared = loader.batch_sampler if isinstance(loader.batch_sampler, SharedBatches) else None
+    progress.begin_pass(shared.epoch if shared is not None else None)
+    return base.__iter__(loader)
 
-    def __init__(self, batches: Any, samples: GradientSamples | None, progress: Progress, clock: StepClock) -> None:
-        self._batches = batches
+
+class _Counted:
+    """A loader's own iterator, whose batches are counted as they are taken, with their samples where they count. A pass
+    that was gone on with, and has no batch left, is never handed out empty: the `next_pass` is."""
+
+    def __init__(
+        self, batches: Any, samples: GradientSamples | None, progress: Progress, clock: StepClock,
+        next_pass: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._samples = samples
-        self._sizes = sizes_of(batches)
         self._progress = progress
-        self._count = _length(batches)
+        self._next_pass = next_pass
+        self._take(batches)
+
+    def _take(self, batches: Any) -> None:
+        self._batches = batches
+        self._sizes = sizes_of(batches)
+        self._count = self._progress.length = _length(batches)
 
     def __iter__(self) -> "_Counted":
         return self
 
     def __next__(self) -> Any:
         progress, samples = self._progress, self._samples
-        if self._count is None or progress.batch < self._count or not progress.is_by_epochs:
+        is_last = self._count is not None and progress.batch >= self._count
+        if not (is_last and progress.is_by_epochs) or self._next_pass is not None:
             progress.boundary(BATCH)
         began_s = perf_counter()
         try:
-            batch = next(self._batches)
+            batch = self._next()
         except StopIteration:
             progress.took_all()
             if samples is not None:
@@ -274,6 +292,16 @@ class _Counted:
             if torch.is_grad_enabled():
                 samples.take(size, batch)
         return batch
+
+    def _next(self) -> Any:
+        next_pass, self._next_pass = self._next_pass, None
+        if next_pass is None:
+            return next(self._batches)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._take(next_pass())
+            return next(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -18,10 +18,14 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, SupportsFloat, SupportsIndex
 
+import msgspec
 from msgspec.structs import replace
 
+from paceline.checkpoint.loop import EPOCHS, FIT, OWN, PASS, STEPS, UNKNOWN, Loop
+from paceline.checkpoint.loop import of as loop_of
 from paceline.errors import UsageError
 from paceline.wire.messages import BATCH, EPOCH, Position
+from paceline.worker import loops
 
 Rng = dict[str, bytes]
 Schedulers = list[dict[str, object] | None]
@@ -77,7 +81,15 @@ class Progress:
         self.is_guided = False  # ctx.epochs or ctx.steps is used
         self.is_by_epochs = False  # ctx.epochs is
         self.is_exhausted = False  # the pass is over, its epoch is not
-        self.on_unguided: Callable[[], None] | None = None
+        self.done = 0  # passes that were taken to their end
+        self.length: int | None = None  # batches of this pass, where that is known
+        self.loop = UNKNOWN  # which loop of the script trains
+        self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
+        self.on_unguided: Callable[[Loop], None] | None = None  # it goes on, and its loop is not told where
+        self.on_repeat: Callable[[bool], None] | None = None  # may end it; False: between two passes
+        self._is_judged = False
+        self._has_pass = False
+        self._stood_done = 0
         self.is_in_pass = False
         self._start: Rng = {}  # random states when the pass began
         self._stood = (0, 0, 0)
@@ -97,16 +109,20 @@ class Progress:
     def resume(self, position: Position) -> None:
         """Go on from there."""
         self.epoch, self.passes, self.batch = position.epoch, position.passes, position.batch
+        self.done = self._stood_done = position.done
         self._stood = position.numbers
         self._resumed = position
         self._last = position
-        self.is_resumed = position.epoch + position.passes + position.batch > 0
+        self.is_resumed = position.epoch + position.passes + position.batch + position.steps > 0
         if position.rng:
             self._rng_to_set = position
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that remain; `count` is whole()."""
+        if self._resumed is not None and loop_of(self._resumed.loop).kind not in ("", EPOCHS):
+            self.epoch = self.done  # of another loop a pass was an epoch
         self.is_guided = self.is_by_epochs = True
+        self.loop = Loop(kind=EPOCHS)
         while self.epoch < count:
             self.boundary(EPOCH)
             yield self.epoch
@@ -117,7 +133,11 @@ class Progress:
 
     def begin_pass(self, number: int | None = None) -> Position | None:
         """A pass over the training loader begins; `number`: which, if the loader counts. Not None: go on inside it."""
-        resumed, self._resumed = self._resumed, None
+        if not self.is_guided:
+            self._note_loop(loops.around_pass())
+        if self.on_repeat is not None:
+            self.on_repeat(False)
+        resumed, self._resumed, self._has_pass = self._resumed, None, True
         if resumed is not None:
             self.passes, self.batch, self.is_in_pass = resumed.passes, resumed.batch, True
             self._start = resumed.start or self.own.capture()
@@ -130,17 +150,68 @@ class Progress:
         self._start = self.own.capture()
         return None
 
+    @property
+    def goes_on_in_pass(self) -> bool:
+        """Whether the next pass was begun before a restart."""
+        return self._resumed is not None
+
     def end_pass(self) -> None:
         """The next batch will be the first of another pass."""
         self.passes, self.batch, self.is_in_pass, self._start = self.passes + 1, 0, False, {}
         self.is_exhausted = False
 
+    def pass_was_taken(self) -> None:
+        """The pass that was gone on with has no batch left: the next one begins in its place."""
+        if self.length is None:  # nobody could know when it was told
+            self.done += 1
+            self.epoch += self.is_by_epochs
+        self.end_pass()
+
+    def begin_fit(self, counts_on: bool) -> None:
+        """Keras's fit begins to count its epochs; `counts_on`: the script has said from where."""
+        if not self.is_guided:
+            self._note_loop(Loop(kind=OWN) if counts_on else loops.of_fit())
+
+    def begin_fit_epoch(self) -> None:
+        """An epoch of fit begins."""
+        self._has_pass = True
+        if self.on_repeat is not None:
+            self.on_repeat(False)
+
+    def end_fit_epoch(self) -> None:
+        """An epoch of fit is over."""
+        self.done += 1
+        self._stood_done = self.done
+
     def took_batch(self) -> None:
         self.batch += 1
+        if self.on_repeat is not None:
+            self.on_repeat(True)
+
+    def _note_loop(self, loop: Loop) -> None:
+        if self.loop.kind in ("", PASS, FIT):
+            is_own = loop.begins_again and self.asks_step
+            self.loop, self._is_judged = Loop(kind=OWN) if is_own else loop, False
+
+    def before_push(self) -> None:
+        """A step ends. At the first one it is known which loop trains; one that begins again must not go on."""
+        if self._is_judged:
+            if self.on_repeat is not None and not self._has_pass:
+                self.on_repeat(True)
+            return
+        self._is_judged = True
+        if self.is_guided:
+            self.loop = Loop(kind=EPOCHS if self.is_by_epochs else STEPS)
+        elif not self._has_pass:
+            self._note_loop(loops.around_push())
+            self._is_judged = True
+        if self.is_resumed and self.loop.kind not in (EPOCHS, STEPS, OWN) and self.on_unguided is not None:
+            self.on_unguided(self.loop)
 
     def took_all(self) -> None:
         """The pass is over. With ctx.epochs the next place to begin is the next epoch: nobody gets a pass without a
         batch. Else what the script does until the next pass, it does again if it is started again now."""
+        self.done += not self.is_exhausted and self.is_in_pass
         self.is_exhausted = True
         if self._stood == (self.epoch, self.passes, self.batch) and not self._has_pushed:
             self._last = self.here(BATCH, 0)
@@ -154,7 +225,7 @@ class Progress:
             self._begun = self.own.options()
         if self._has_pushed or kind == EPOCH:
             self._has_pushed, self._kind = False, kind
-            self._stood = (self.epoch, self.passes, self.batch)
+            self._stood, self._stood_done = (self.epoch, self.passes, self.batch), self._done_here()
             if self._armed or self._is_asked or is_last:
                 self._tell(kind)
 
@@ -165,9 +236,6 @@ class Progress:
         self._announced = version
 
     def pushed(self) -> None:
-        if self.is_resumed and not self.is_guided and self.on_unguided is not None:
-            tell, self.on_unguided = self.on_unguided, None
-            tell()
         if self._armed:  # a loop without any boundary that we could see: say what we know
             self._send(self._numbers(self._armed))
             self._armed = 0
@@ -186,15 +254,27 @@ class Progress:
     def here(self, kind: str, version: int) -> Position:
         """Where we are now, with everything that going on from here needs."""
         schedulers, groups = self.own.options()
-        if self.is_exhausted and self.is_by_epochs and kind != EPOCH:
+        if (self.is_exhausted or self._is_taken) and self.is_by_epochs and kind != EPOCH:
             numbers, kind, start = (self.epoch + 1, self.passes + 1, 0), EPOCH, {}
         else:
             numbers = self.epoch, self.passes, self.batch
             start = self._start if self.is_in_pass else {}
         return Position(
             self._worker, version, *numbers, self.steps(), kind, self.own.capture(), start, schedulers, groups,
-            self.samples(),
+            self.samples(), self._done_here(), self._told_loop(),
         )  # fmt: skip
+
+    def _done_here(self) -> int:
+        """The passes that were taken to their end, also one whose loader has not said so yet."""
+        return self.done + (self._is_taken and not self.is_exhausted)
+
+    @property
+    def _is_taken(self) -> bool:
+        return self.length is not None and self.is_in_pass and self.batch >= self.length > 0
+
+    def _told_loop(self) -> dict[str, str | int]:
+        told: dict[str, str | int] = msgspec.to_builtins(self.loop) if self.loop.kind else {}
+        return told
 
     def at_end(self, version: int) -> Position:
         """For the last checkpoint, or one that the script asks for: where the next step would begin."""
@@ -230,8 +310,10 @@ class Progress:
         return self._rough(0, stood, schedulers, groups)
 
     def _rough(self, version: int, stood: tuple[int, int, int], schedulers: Schedulers, groups: Groups) -> Position:
-        steps, samples = self.steps(), self.samples()
-        return Position(self._worker, version, *stood, steps, schedulers=schedulers, groups=groups, samples=samples)
+        return Position(
+            self._worker, version, *stood, self.steps(), schedulers=schedulers, groups=groups, samples=self.samples(),
+            done=self._stood_done, loop=self._told_loop(),
+        )  # fmt: skip
 
     def _options_at(self, stood: tuple[int, int, int]) -> tuple[Schedulers, Groups] | None:
         """The options of that boundary, if they cannot have changed since: schedulers are stepped after a push. What

@@ -115,10 +115,17 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
         binding.own.load(started.position)
         trainee.steps, trainee.samples_pushed = started.position.steps, started.position.samples
         ctx.progress.resume(started.position)
+    ctx.is_again = started.is_again or is_started_again(ctx)
     ctx.begin(trainee, batch_size)
     if started.saves_next:
         ctx.announced(started.global_step + 1, writes=ctx.is_chief)
     return started.seed
+
+
+def is_started_again(ctx: "Context") -> bool:
+    """Whether the launcher has started this task before in this run; by hand only a ps knows."""
+    made = ctx.assignment
+    return made is not None and made.source == "launcher" and made.incarnation >= first_incarnation(2)
 
 
 class FirstValues:
@@ -169,7 +176,7 @@ class FirstValues:
         assert ctx.assignment is not None
         settings = ctx.assignment.settings
         folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
-        is_again = ctx.assignment.source == "launcher" and ctx.assignment.incarnation >= first_incarnation(2)
+        is_again = is_started_again(ctx)
         loaded = requested(AUTO, folder, ctx.say) if is_again and folder is not None else None
         if loaded is None:
             loaded = requested(settings.resume, folder, ctx.say)

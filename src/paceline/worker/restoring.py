@@ -193,6 +193,7 @@ def shared_out(state: State, num_workers: int) -> list[m.Position]:
         m.Position(
             index, 0, behind.epoch, behind.passes, taken // num_workers, steps + (index < rest),
             schedulers=chief.schedulers, groups=chief.groups, samples=(state.worker(index) or NEW).samples,
+            done=behind.done, loop=chief.loop,
         )
         for index in range(num_workers)
     ]  # fmt: skip
@@ -207,7 +208,7 @@ def _position(worker: WorkerState, loaded: Loaded) -> m.Position:
 
     return m.Position(
         worker.index, 0, worker.epoch, worker.passes, worker.batch, worker.steps, worker.at, of(RNG), of(START),
-        worker.schedulers, worker.groups, worker.samples,
+        worker.schedulers, worker.groups, worker.samples, worker.done, worker.loop,
     )  # fmt: skip
 
 
@@ -226,6 +227,8 @@ def worker_states(told: Sequence[m.Position]) -> tuple[list[WorkerState], dict[s
                 schedulers=position.schedulers,
                 groups=position.groups,
                 samples=position.samples,
+                done=position.done,
+                loop=position.loop,
             )
         )
         for kind, rng in ((RNG, position.rng), (START, position.start)):

@@ -15,6 +15,7 @@ import keras
 
 from paceline.errors import UsageError
 from paceline.worker.exits import true_error
+from paceline.worker.position import Progress
 from paceline.worker.tensorflow import KerasTrainee
 
 LOADERS = ("load_weights", "set_weights")
@@ -33,11 +34,13 @@ def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
     change(optimizer, {"build": build, "_backend_apply_gradients": backend_apply_gradients})
 
 
-def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None]) -> None:
+def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None], progress: Progress) -> None:
     """Change the model in place."""
     base = type(model)
     members: dict[str, Any] = {name: _loader(base, name, trainee) for name in LOADERS}
-    members.update({"fit": _fit(base, on_epoch), "compile": _compile(base, trainee), "jit_compile": _never_compiled()})
+    members.update(
+        {"fit": _fit(base, on_epoch, progress), "compile": _compile(base, trainee), "jit_compile": _never_compiled()}
+    )
     change(model, members)
 
 
@@ -84,13 +87,20 @@ def _loader(base: type[Any], name: str, trainee: KerasTrainee) -> Callable[..., 
     return load
 
 
-def _fit(base: type[Any], on_epoch: Callable[[], None]) -> Callable[..., Any]:
+def _fit(base: type[Any], on_epoch: Callable[[], None], progress: Progress) -> Callable[..., Any]:
     signature = inspect.signature(base.fit)
+
+    def begin_epoch() -> None:
+        on_epoch()
+        progress.begin_fit_epoch()
 
     def fit(self: Any, *args: Any, **options: Any) -> Any:
         bound = signature.bind(self, *args, **options)
         own = bound.arguments.get("callbacks")
-        told = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: on_epoch())
+        progress.begin_fit(counts_on=bool(bound.arguments.get("initial_epoch")))
+        told = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: begin_epoch(), on_epoch_end=lambda epoch, logs: progress.end_fit_epoch()
+        )
         if isinstance(own, keras.callbacks.CallbackList):
             own.append(told)
         else:

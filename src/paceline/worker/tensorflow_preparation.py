@@ -114,6 +114,6 @@ class _Binding:
             trainee.follow()
         else:
             convert_optimizer(trainee.optimizer, trainee)
-        convert_model(self._model, trainee, self._ctx.clock.epoch)
+        convert_model(self._model, trainee, self._ctx.clock.epoch, self._ctx.progress)
         for kept in ("train_function", "test_function", "predict_function"):
             setattr(self._model, kept, None)  # graphs from before would train beside the ps

@@ -284,6 +284,7 @@ class Trainee(ABC):
         return self.client.links[0].version
 
     def _push(self, gradients: Any) -> None:
+        self.progress.before_push()
         self.clock.pushing_since_s = perf_counter() - self.clock.wait_s  # until the step ends
         have = [g is not None for g in gradients]
         mask = bits(have) if False in have else b""

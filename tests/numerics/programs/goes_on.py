@@ -20,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--plain", action="store_true", help="a plain range of epochs")
+parser.add_argument("--no-loader", action="store_true", help="batches of the script's own")
 args = parser.parse_args()
 
 torch.manual_seed(4)
@@ -29,7 +30,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 numbers = torch.arange(48.0).reshape(-1, 1)
 loader = DataLoader(TensorDataset(numbers), batch_size=2, shuffle=True)
-model, optimizer, loader, scheduler = ctx.prepare(model, optimizer, loader, scheduler)
+model, optimizer, shared, scheduler = ctx.prepare(model, optimizer, loader, scheduler)
+loader = [numbers[i : i + 2].reshape(1, 2, 1) for i in range(0, 24, 2)] if args.no_loader else shared
 killed = args.out / "killed"
 
 

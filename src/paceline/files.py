@@ -8,10 +8,12 @@ of that name would), and opens plain files only.
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 LINK = "it is a symbolic link, and none is followed there"
@@ -23,6 +25,36 @@ class Refused(OSError):
     def __init__(self, number: int, name: str, why: str) -> None:
         super().__init__(number, f"{name}: {why}")
         self.why = why
+
+
+def as_json(value: object, enc_hook: Callable[[object], object] | None = None) -> bytes:
+    """Encode a value as JSON; a name that is not text, as a file of another encoding has, with readable escapes.
+
+    >>> print(as_json({"run_dir": "gr\\udcf6", "ü": 1}).decode())
+    {"run_dir":"gr\\\\udcf6","ü":1}
+    """
+    try:
+        return msgspec.json.encode(value, enc_hook=enc_hook)
+    except UnicodeEncodeError:
+        pass
+
+    def plain(each: object) -> object:
+        if isinstance(each, msgspec.Raw):  # encoded already
+            return msgspec.json.decode(each)
+        if enc_hook is None:
+            raise TypeError(f"no JSON is made of {type(each).__name__}")
+        return enc_hook(each)
+
+    return msgspec.json.encode(as_text(msgspec.to_builtins(value, enc_hook=plain)))
+
+
+def as_text(value: Any) -> Any:
+    """Return the same value, in whose strings an escape stands for each byte that is not text."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {as_text(key): as_text(each) for key, each in value.items()}
+    return [as_text(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def folder_below(root: Path | str, parts: Sequence[str], makes: bool = False) -> int:

@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli.table import print_table
 from paceline.errors import CheckpointError, UsageError
-from paceline.telemetry.output import complain
+from paceline.telemetry.output import complain, json_text
 
 if TYPE_CHECKING:
     from paceline.checkpoint.read import Found, Loaded
@@ -57,7 +57,7 @@ def inspect(where: Where, json: Json = False) -> None:
             for file, name, entry in tensors
         ]
         whole = {"path": str(loaded.path), "state": state, "manifest": loaded.manifest, "tensors": listed}
-        print(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        print(json_text(whole, indent=2))
         return
     for name, said in described(loaded):
         print(f"{name}: {said}")

@@ -7,13 +7,12 @@ Called by cli/main. Must never start a task, nor import torch. Exit code 0: noth
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from paceline.cli.host_options import ClusterFile, Hostfile, Hosts
 from paceline.cli.table import print_table
 from paceline.errors import EXIT_CLUSTER, EXIT_OK, EXIT_TRAINING
-from paceline.telemetry.output import complain
+from paceline.telemetry.output import complain, json_text
 
 if TYPE_CHECKING:
     from paceline.launchers.hosts.diagnosis import Problem
@@ -130,4 +129,4 @@ def _json(here: "Machine", loopback: "Link | str", free: int, report: "Report", 
         "problems": problems,
         "seconds": round(report.seconds, 3),
     }
-    return msgspec.json.encode(told).decode()
+    return json_text(told)

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from paceline.cli.kv import Run, run_folder
 from paceline.errors import EXIT_TRAINING
-from paceline.telemetry.output import complain
+from paceline.telemetry.output import complain, json_text
 
 if TYPE_CHECKING:
     from paceline.telemetry.verify import Verdict
@@ -49,7 +48,7 @@ def verify(run: Run, as_json: Json = False) -> None:
             "missing": verdict.missing,
             "damaged": verdict.damaged,
         }
-        print(msgspec.json.encode(told).decode())
+        print(json_text(told))
     else:
         print("\n".join(lines(verdict)))
     if not RunPaths(folder).summary.is_file():

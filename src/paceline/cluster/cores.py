@@ -16,7 +16,7 @@ def usable_cores() -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, period = "", ""
     with suppress(OSError):
-        quota, _, period = QUOTA.read_text().strip().partition(" ")
+        quota, _, period = QUOTA.read_text(encoding="utf-8").strip().partition(" ")
     if quota.isdecimal() and period.isdecimal():
         return max(1, min(count, -(-int(quota) // int(period))))
     return count

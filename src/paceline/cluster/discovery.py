@@ -5,6 +5,7 @@ facts. Must never change the environment, and must refuse with UsageError before
 """
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -193,7 +194,7 @@ def encode_for_child(assignment: Assignment) -> dict[str, str]:
     )
     keys_dir = keys_dir_of(assignment.secret)
     return {
-        TASK_VARIABLE: msgspec.json.encode(handed).decode(),
+        TASK_VARIABLE: json.dumps(msgspec.to_builtins(handed), separators=(",", ":")),  # names may be no UTF-8
         SECRET_VARIABLE: assignment.secret.hex(),
         **({} if keys_dir is None else {KEYS_VARIABLE: str(keys_dir)}),
     }
@@ -209,7 +210,7 @@ def known_secret(secret_file: str | None, is_tls: bool, is_insecure: bool) -> Se
 
 def _from_launcher(environ: Mapping[str, str]) -> Assignment:
     try:
-        handed = msgspec.json.decode(environ[TASK_VARIABLE], type=_Handed)
+        handed = msgspec.convert(json.loads(environ[TASK_VARIABLE]), _Handed)
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise UsageError(
             f"{TASK_VARIABLE} is not what the launcher writes; unset it, or start with `paceline run`."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster import moved
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec
@@ -30,7 +31,7 @@ def put_aside(paths: RunPaths) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    path.write_bytes(msgspec.json.format(files.as_json(value), indent=2) + b"\n")
 
 
 def write_failure(settings: Settings, cluster: ClusterSpec, paths: RunPaths, error: str) -> None:

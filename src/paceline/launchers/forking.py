@@ -9,6 +9,7 @@ ends, so that the launcher is the task's parent; 4. the launcher learns the pid;
 
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import socket
@@ -62,7 +63,7 @@ def read(descriptor: int) -> Birth:
     """1. A request is a file, because an environment may be larger than a message."""
     with open(descriptor, "rb") as file:
         file.seek(0)
-        return msgspec.msgpack.decode(file.read(), type=Birth)
+        return msgspec.convert(json.loads(file.read()), Birth)
 
 
 def import_all(names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import ast
 import importlib.machinery
 import os
 import sys
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,8 +77,9 @@ def _imports(source: str) -> Iterator[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
+        with tokenize.open(path) as file:  # in the encoding that the source names, else UTF-8
+            return file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
         return ""
 
 

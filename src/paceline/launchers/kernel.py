@@ -43,7 +43,7 @@ def adopting() -> Iterator[None]:
 def show_as(title: str) -> None:
     """Let `ps` and `top` show this text, in the room that our own command line has."""
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         start, room = int(fields[ARG_START]), int(fields[ARG_END]) - int(fields[ARG_START])
     except (OSError, IndexError, ValueError):
         return

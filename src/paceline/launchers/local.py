@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.certificate import check_can_make, make_certificate, remove_certificate
 from paceline.cluster.cores import usable_cores
 from paceline.cluster.secret import INSECURE
@@ -155,7 +156,7 @@ def run_in(
     request: Request, cluster: ClusterSpec, paths: RunPaths, threads: str, hosts: tuple[str, ...] | None = None
 ) -> Run:
     """The run that was asked for, in this folder; `hosts`: the flags that name those of the tasks."""
-    settings = msgspec.structs.replace(request.settings, run_id=paths.root.name, run_dir=str(paths.root))
+    settings = msgspec.structs.replace(request.settings, run_id=files.as_text(paths.root.name), run_dir=str(paths.root))
     folder = closing.shown(paths.root)
     resume = resuming.command(request.program, request.ps, request.workers, request.settings, folder, hosts)
     return Run(

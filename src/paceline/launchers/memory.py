@@ -15,7 +15,7 @@ ACTOR_MB = 100  # that Ray's own process takes, beside the task's
 def limited(size_bytes: float) -> float:
     """So much of the machine's memory, in MB, as a container may have of it."""
     try:
-        said = LIMIT.read_text().strip()
+        said = LIMIT.read_text(encoding="utf-8").strip()
     except OSError:
         said = ""
     return min(size_bytes, int(said) if said.isdecimal() else size_bytes) / MB

@@ -3,6 +3,7 @@
 Called by launchers/children. Raises NoNursery where there is none, or no more: then the caller starts tasks by exec.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -140,8 +141,8 @@ class Nursery:
             raise NoNursery(str(error)) from error
 
     def _ask(self, birth: Birth, log: Path, named: list[int]) -> int:
-        with open(os.memfd_create("birth"), "w+b") as request, log.open("ab") as output, open(os.devnull) as null:
-            request.write(msgspec.msgpack.encode(birth))
+        with open(os.memfd_create("birth"), "w+b") as request, log.open("ab") as output, open(os.devnull, "rb") as null:
+            request.write(json.dumps(msgspec.to_builtins(birth)).encode())  # of names, some may be no UTF-8
             request.flush()
             with adopting():
                 files = [request.fileno(), output.fileno(), null.fileno(), *named]

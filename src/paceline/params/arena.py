@@ -42,7 +42,7 @@ def _free_bytes() -> int:
 
     free = psutil.virtual_memory().available + psutil.swap_memory().free
     try:  # in a container the group's limit counts
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_bytes()) for name in ("max", "current"))
     except (OSError, ValueError):  # no such group, or no limit
         return free
     return min(free, max(0, limit - used))

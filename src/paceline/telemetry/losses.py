@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
+
 VARIABLE = "PACELINE_LOSSES_FD"
 PIPE_BYTES = 4096  # at most so much is written in one piece
 TEXT_CHARS = 500
@@ -95,7 +97,7 @@ def tell(file: Path | str, error: BaseException, lost: str, model: str = "") -> 
     _told.add(path)
     loss = Loss(file=str(path), why=reason(error)[:TEXT_CHARS], lost=lost[:TEXT_CHARS], model=model)
     with suppress(OSError, ValueError):
-        line = msgspec.json.encode(loss) + b"\n"
+        line = files.as_json(loss) + b"\n"
         if _pipe >= 0 and len(line) <= PIPE_BYTES:
             os.write(_pipe, line)
         elif _pipe < 0 and sys.__stderr__ is not None:

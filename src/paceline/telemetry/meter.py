@@ -68,7 +68,7 @@ class Meter:
 def _children() -> list[int]:
     """Of the main thread, from the one file that lists them: a search through all processes would cost too much."""
     try:
-        return [int(pid) for pid in Path(CHILDREN.format(pid=os.getpid())).read_text().split()]
+        return [int(pid) for pid in Path(CHILDREN.format(pid=os.getpid())).read_text(encoding="utf-8").split()]
     except OSError:
         return []
 
@@ -92,7 +92,7 @@ def peak_rss_bytes() -> int | None:
     if sys.platform != "linux":
         return None
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]

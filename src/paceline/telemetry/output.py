@@ -6,13 +6,18 @@ the script stdout and stderr look as before. complain() is where every failure i
 
 import errno
 import io
+import json
 import os
+import re
 import select
 import stat
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
+
+from paceline import files
 from paceline.telemetry import losses
 
 LOST = "what its task prints is lost until there is room again; training goes on"
@@ -112,6 +117,17 @@ def unwritten() -> OSError | None:
     if not isinstance(raw, Lossy) or raw.lost is None:
         return None
     return None if raw.lost.errno in NOT_READ and not is_file(raw) else raw.lost
+
+
+def json_text(value: object, indent: int = 0) -> str:
+    """A value as JSON that can be printed: a letter that stdout's encoding lacks becomes an escape of JSON's own."""
+    encoded = files.as_json(value)
+    text = (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)
+    return text
 
 
 def stream_of(code: int) -> TextIO:

@@ -144,7 +144,7 @@ class RunPaths:
         """Write the secret as hex, readable by nobody else at any moment."""
         self.secret.unlink(missing_ok=True)
         descriptor = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(secret.hex())
 
     def read_secret(self) -> Secret:
@@ -152,7 +152,7 @@ class RunPaths:
         if self.is_plain:
             raise UsageError(f"The run in {self.root} is of a --plain program: it has no ps of ours that can be asked.")
         try:
-            return secret_beside_certificate(bytes.fromhex(self.secret.read_text()), self.root)
+            return secret_beside_certificate(bytes.fromhex(self.secret.read_text(encoding="utf-8")), self.root)
         except (OSError, ValueError) as error:
             raise UsageError(f"No readable secret at {self.secret}: is {self.root} a run folder of yours?") from error
 

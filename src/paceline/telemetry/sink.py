@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, SupportsFloat
 
-import msgspec
-
+from paceline import files
 from paceline.telemetry import losses
 from paceline.telemetry.background import Background
 
@@ -125,7 +124,7 @@ def _ends_inside_a_line(path: Path) -> bool:
 
 
 def _line(record: dict[str, object]) -> bytes:
-    return msgspec.json.encode(record, enc_hook=_plain) + b"\n"
+    return files.as_json(record, enc_hook=_plain) + b"\n"
 
 
 def _plain(value: object) -> object:

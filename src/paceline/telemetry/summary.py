@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.telemetry.records import PsReport, WorkerReport
@@ -66,7 +67,7 @@ def write(run_dir: Path | str, summary: Mapping[str, object]) -> Path:
     target = Path(run_dir, "summary.json")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".summary.json.{os.getpid()}")
-    text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+    text = msgspec.json.format(files.as_json(summary), indent=2)
     try:
         draft.write_bytes(text + b"\n")
         os.replace(draft, target)

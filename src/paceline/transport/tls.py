@@ -171,7 +171,7 @@ def as_client(stream: Stream, keys_dir: Path, address: str, until_s: float) -> S
 def read_certificate(keys_dir: Path) -> bytes:
     """Our certificate in binary form."""
     try:
-        return ssl.PEM_cert_to_DER_cert((keys_dir / CERTIFICATE).read_text())
+        return ssl.PEM_cert_to_DER_cert((keys_dir / CERTIFICATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--tls needs {keys_dir / CERTIFICATE} beside the secret ({error}); `paceline keys new` makes both."

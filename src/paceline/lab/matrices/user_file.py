@@ -65,7 +65,7 @@ def load(path: Path) -> UserFile:
     if not path.is_file():
         raise UsageError(f"There is no file {path}; a matrix of your own is described in a TOML file (docs/lab.md).")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from None
     asked = parse(text, str(path))

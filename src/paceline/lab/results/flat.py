@@ -26,7 +26,7 @@ Flat = dict[str, object]
 def write(folder: Path) -> Path:
     """Make results.csv of results.jsonl."""
     path = folder / CSV
-    path.write_text(as_csv(reading.read(folder / NAME)), newline="")
+    path.write_text(as_csv(reading.read(folder / NAME)), encoding="utf-8", newline="")
     return path
 
 

@@ -88,17 +88,17 @@ def copy(run: Run, side: Side, source: Path, folder: Path, ports: Reserved) -> d
     for path in source.glob("*.py"):
         shutil.copy(path, folder)
     hosts = [address.replace("127.0.0.1", "localhost") for address in ports.addresses(run.num_ps + run.num_workers)]
-    (folder / "settings.py").write_text(settings_py(hosts[: run.num_ps], hosts[run.num_ps :]))
+    (folder / "settings.py").write_text(settings_py(hosts[: run.num_ps], hosts[run.num_ps :]), encoding="utf-8")
     told = {"ps": ",".join(hosts[: run.num_ps]), "workers": ",".join(hosts[run.num_ps :])}
     if run.how is not How.GREETINGS:
         return told
     free = [address.replace("127.0.0.1", "localhost") for address in ports.addresses(2)]
     for path in folder.glob("hello_*.py"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for theirs, ours in zip(PORTS_004, free, strict=True):
             text = text.replace(theirs, ours)
         is_pinned = run.name == PINNED and side is Side.OURS and path.name == run.program
-        path.write_text(pinned(text) if is_pinned else text)
+        path.write_text(pinned(text) if is_pinned else text, encoding="utf-8")
     return told
 
 
@@ -181,7 +181,7 @@ def logs(folder: Path) -> dict[str, list[str]]:
 
 def read(path: Path) -> list[str]:
     with suppress(OSError):
-        return path.read_text(errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     return []
 
 

@@ -132,7 +132,7 @@ class Watch:
     def look(self, pids: dict[Task, int]) -> None:
         now_s = time.monotonic()
         cores = {str(task): round(seen[0], 3) for task, seen in self._sampler.look(pids, now_s).items()}
-        nets = [net_of(Path(f"/proc/{pid}/net/dev").read_text()) for pid in self._pids]
+        nets = [net_of(Path(f"/proc/{pid}/net/dev").read_text(encoding="utf-8")) for pid in self._pids]
         self.looks.append(Look(at_s=round(now_s - self._began_s, 3), cores=cores, hosts=nets))
         self._ended_s = now_s
 

@@ -184,7 +184,7 @@ def count_of(group: Group, seconds: float) -> int:
 
 
 def sent_bytes(host: Host) -> int:
-    return net_of(Path(f"/proc/{host.pid}/net/dev").read_text()).outer_sent_bytes
+    return net_of(Path(f"/proc/{host.pid}/net/dev").read_text(encoding="utf-8")).outer_sent_bytes
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from paceline import files
 from paceline.cluster import moved
 from paceline.cluster.certificate import remove_certificate, write_certificate
 from paceline.cluster.cores import usable_cores
@@ -96,7 +97,7 @@ class Folder:
                 self.paths.checkpoints.rmdir()
                 self._kept.rename(self.paths.checkpoints)
                 self._has_kept = True
-            self.paths.config.write_bytes(msgspec.json.encode(hello.settings))
+            self.paths.config.write_bytes(files.as_json(hello.settings))
         if hello.certificate and not self.is_shared:
             write_certificate(self.paths.root, hello.certificate, hello.key)
 
@@ -251,8 +252,8 @@ class Agent:
         try:
             self._here.start(here.Start(made, program, log))
         except OSError as error:
-            with log.open("a") as file:
-                file.write(f"paceline: error: no process could be started: {error}\n")
+            with log.open("ab") as file:
+                file.write(f"paceline: error: no process could be started: {error}\n".encode(errors="backslashreplace"))
             self._orders.put(Exited(order.task, EXIT_CLUSTER))
 
     def _listen(self, stdin: BinaryIO) -> None:

@@ -109,7 +109,7 @@ def find(on: str, environ: Mapping[str, str]) -> Where:
 def running_here(environ: Mapping[str, str]) -> str:
     """The address of a Ray that was started on this machine with `ray start`, if it answers."""
     try:
-        address = Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir(), CURRENT).read_text().strip()
+        address = Path(environ.get("RAY_TMPDIR") or tempfile.gettempdir(), CURRENT).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
     return "" if not address or silence(address) else address

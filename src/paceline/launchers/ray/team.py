@@ -331,8 +331,8 @@ class Team:
                 member.brought = new
 
     def _note(self, task: Task, text: str) -> None:
-        with self._keeping, suppress(OSError), self._run.paths.logs(task).open("a") as log:
-            log.write(f"{ERROR}{text}\n")
+        with self._keeping, suppress(OSError), self._run.paths.logs(task).open("ab") as log:
+            log.write(f"{ERROR}{text}\n".encode(errors="backslashreplace"))
 
 
 def check_version(place: Place) -> None:

@@ -311,3 +311,29 @@ def test_a_tensorflow_worker_needs_no_torch(start: str) -> None:
 
 def test_every_module_has_a_docstring() -> None:
     assert not [path for path in sources() if not ast.get_docstring(tree_of(path))]
+
+
+def test_text_is_written_and_read_in_an_encoding_that_is_said() -> None:
+    """Else it is the locale's: what one host writes, another cannot read."""
+    found = []
+    for path in sources():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and is_text(node) and "encoding" not in {each.arg for each in node.keywords}:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found
+
+
+def is_text(node: ast.Call) -> bool:
+    """Whether this call opens a file as text."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in ("read_text", "write_text"):
+        return True
+    if name == "fdopen" or (name == "open" and isinstance(node.func, ast.Name)):
+        position = 1
+    elif name == "open" and node.args and isinstance(node.args[0], ast.Constant):  # of a path
+        position = 0
+    else:
+        return False
+    modes = [each.value for each in node.keywords if each.arg == "mode"] + node.args[position : position + 1]
+    mode = modes[0].value if modes and isinstance(modes[0], ast.Constant) else "r"
+    return isinstance(mode, str) and set(mode) <= set("rwax+t") and "b" not in mode

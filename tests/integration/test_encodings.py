@@ -1,6 +1,5 @@
 """Names in any writing, on terminals that cannot print them: that ends no run and no verb."""
 
-import ast
 import json
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from processes import Processes
 
 pytestmark = pytest.mark.timeout(300)
 
-SRC = Path(__file__).parents[2] / "src" / "paceline"
 FOLDER, SCRIPT, RUN = "größe", "träin文.py", "läuf-文"
 PROGRAM = """
 import sys, torch, paceline
@@ -73,29 +71,3 @@ def test_no_verb_ends_because_a_name_cannot_be_printed(terminal: str, processes:
     for words in (["ctl", "show", RUN], ["run", "nicht-da-ö.py"], ["ckpt", "inspect", "nicht-da-ö"]):
         assert "Traceback" not in paceline(*words, code=2)
     assert "Traceback" not in paceline("kv", "ls", RUN, code=1), "it has ended"
-
-
-def test_text_is_written_and_read_in_an_encoding_that_is_said() -> None:
-    """Else it is the locale's: what one host writes, another cannot read."""
-    found = []
-    for path in SRC.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and is_text(node) and "encoding" not in {each.arg for each in node.keywords}:
-                found.append(f"{path.relative_to(SRC)}:{node.lineno}")
-    assert not found
-
-
-def is_text(node: ast.Call) -> bool:
-    """Whether this call opens a file as text."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in ("read_text", "write_text"):
-        return True
-    if name == "fdopen" or (name == "open" and isinstance(node.func, ast.Name)):
-        position = 1
-    elif name == "open" and node.args and isinstance(node.args[0], ast.Constant):  # of a path
-        position = 0
-    else:
-        return False
-    modes = [each.value for each in node.keywords if each.arg == "mode"] + node.args[position : position + 1]
-    mode = modes[0].value if modes and isinstance(modes[0], ast.Constant) else "r"
-    return isinstance(mode, str) and set(mode) <= set("rwax+t") and "b" not in mode

@@ -3,6 +3,7 @@
 Called by launchers/local, hosts/many, ray/on_ray and `paceline emit`. The chief loads the checkpoint itself.
 """
 
+import tokenize
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,6 +49,6 @@ def refuse_plain_loop(state: State, program: Program, asked: str) -> None:
         return
     own = Path(program.script)
     path = own if own.name == Path(loop.file).name and not program.is_module else Path(loop.file)
-    with suppress(OSError, UnicodeDecodeError):
-        if loop.stands_in(path.read_text()):
+    with suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as source:  # in its own encoding
+        if loop.stands_in(source.read()):
             raise UsageError(loop.refusal(asked, state.global_step))

@@ -16,7 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "version": set(),
     "files": set(),
     "forks": {"errors"},
-    "cluster": {"errors", "modes", "params", "transport"},  # for the names that flags may take
+    "cluster": {"errors", "files", "modes", "params", "transport"},  # for the names that flags may take
     "params": {"errors", "forks"},
     "views": {"params"},
     "modes": {"errors"},

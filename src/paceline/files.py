@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+SMALL_BYTES = 1 << 20
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+HARD_LINK = "it has another name, too (a hard link), and what is written there would be in both"
 LINK = "it is a symbolic link, and none is followed there"
 
 
@@ -88,9 +90,13 @@ def open_in(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
         file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:
         raise _explained(error, name, folder) from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    told = os.fstat(file)
+    is_written = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    why = "it is not a plain file" if not stat.S_ISREG(told.st_mode) else ""
+    why = why or (HARD_LINK if is_written and told.st_nlink > 1 else "")
+    if why:
         os.close(file)
-        raise Refused(errno.EINVAL, name, "it is not a plain file")
+        raise Refused(errno.EINVAL, name, why)
     return file
 
 
@@ -106,6 +112,22 @@ def open_below(root: Path | str, parts: Sequence[str], flags: int, makes_folders
 def reading(root: Path | str, path: Path) -> BinaryIO:
     """Open a plain file that lies below the root, to read it."""
     return os.fdopen(open_below(root, path.relative_to(root).parts, os.O_RDONLY), "rb")
+
+
+def content(root: Path | str, name: str, limit_bytes: int = SMALL_BYTES) -> bytes:
+    """Read a small plain file of a folder."""
+    with os.fdopen(open_below(root, (name,), os.O_RDONLY), "rb") as file:
+        found = file.read(limit_bytes + 1)
+    if len(found) > limit_bytes:
+        raise Refused(errno.EFBIG, name, f"it is larger than {limit_bytes} bytes")
+    return found
+
+
+def appending(root: Path | str, path: Path) -> BinaryIO:
+    """Open a plain file that lies below the root, to add to it; it and its folders are made."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    file = open_below(root, path.relative_to(root).parts, flags, makes_folders=True)
+    return os.fdopen(file, "ab", buffering=0)
 
 
 def _explained(error: OSError, name: str, folder: int) -> OSError:

@@ -14,6 +14,7 @@ from typing import overload
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.spec import ClusterSpec, Task, split_address
 from paceline.errors import UsageError
 
@@ -52,7 +53,7 @@ def forget(run_dir: Path | str) -> None:
 def _read(folder: Path) -> dict[str, str]:
     """What the file says; nothing where there is none, or none that can be read."""
     try:
-        told = msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, str])
+        told = msgspec.json.decode(files.content(folder, FILE), type=dict[str, str])
         for each in told.values():
             split_address(each)
     except (OSError, msgspec.MsgspecError, UsageError):

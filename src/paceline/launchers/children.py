@@ -21,7 +21,7 @@ import msgspec
 from paceline.cluster.spec import Task
 from paceline.launchers.entry import Program
 from paceline.launchers.frameworks import brings_tensorflow
-from paceline.launchers.nursery import Forked, NoNursery, Nursery
+from paceline.launchers.nursery import Forked, NoNursery, Nursery, open_log
 
 TWICE_S = 1.0  # an interrupt so soon after another one is the same
 
@@ -167,7 +167,7 @@ class Children:
     ) -> Process | None:
         if self.is_interrupted:
             return None
-        with log.open("ab") as output:
+        with open_log(log) as output:
             popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

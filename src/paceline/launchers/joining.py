@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.discovery import Assignment
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
@@ -45,7 +46,7 @@ def read_config(run_dir: Path | str) -> Config:
     """The run's own choices."""
     path = RunPaths(run_dir).config
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Config)
+        return msgspec.json.decode(files.content(path.parent, path.name), type=Config)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"{run_dir} is no run folder of `paceline run`: {path.name} cannot be read ({error})."

@@ -13,13 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
+from typing import BinaryIO
 
 import msgspec
 import psutil
 
+from paceline import files
 from paceline.errors import EXIT_TRAINING
 from paceline.launchers.forking import COMPILER, Birth
 from paceline.launchers.kernel import adopting
+from paceline.telemetry import losses
 
 VARIABLE = "PACELINE_NURSERY"  # 0: start every task by exec
 BIRTH_S = 60.0  # the first one includes the import of torch
@@ -141,7 +144,7 @@ class Nursery:
             raise NoNursery(str(error)) from error
 
     def _ask(self, birth: Birth, log: Path, named: list[int]) -> int:
-        with open(os.memfd_create("birth"), "w+b") as request, log.open("ab") as output, open(os.devnull, "rb") as null:
+        with open(os.memfd_create("birth"), "w+b") as request, open_log(log) as output, open(os.devnull, "rb") as null:
             request.write(json.dumps(msgspec.to_builtins(birth)).encode())  # of names, some may be no UTF-8
             request.flush()
             with adopting():
@@ -176,6 +179,15 @@ class Nursery:
         except subprocess.TimeoutExpired:  # it imports
             self._process.kill()
             self._process.wait()
+
+
+def open_log(log: Path) -> BinaryIO:
+    """Where a task prints. One that cannot be opened does not keep the task from its start."""
+    try:
+        return files.appending(log.parent.parent, log)
+    except OSError as error:
+        losses.tell(log, error, "what this task prints is lost; it runs all the same")
+        return open(os.devnull, "ab", buffering=0)
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:

@@ -4,13 +4,13 @@ Called by whoever injects: a task just before it kills itself, the launcher just
 by itself, and not through the sink, whose thread would die with the task. Must never count a fault that did not fire.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.chaos import Fault
 from paceline.cluster.spec import Task
 from paceline.telemetry import read
@@ -39,11 +39,8 @@ class FaultLog:
         """It happens now. A line of its own, also where a killed task left half a line."""
         event = {"t": time.time(), "kind": CHAOS, "task": str(self._task), "fault": fault.text, "step": step}
         line = b"\n" + msgspec.json.encode({**event, "times": times}) + b"\n"
-        file = os.open(self._paths.telemetry(self._task), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(file, line)
-        finally:
-            os.close(file)
+        with files.appending(self._paths.root, self._paths.telemetry(self._task)) as file:
+            file.write(line)
 
     def done(self) -> set[str]:
         """The faults that have happened to this task, in this process or in one before it."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline import forks
+from paceline import files, forks
 from paceline.telemetry import losses
 
 LOST = "this ledger ends here, and `paceline verify` can prove nothing of what follows; training goes on"
@@ -86,9 +86,10 @@ class Ledger:
     __slots__ = ("__weakref__", "_at", "_base", "_file", "_memory", "_path", "is_full")
 
     def __init__(self, path: Path, position: int | None = None) -> None:
+        self._path = path = path.absolute()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        folder, name = path.parent, path.name
+        self._file = files.open_below(folder.parent, (folder.name, name), os.O_RDWR | os.O_CREAT)
         end = end_of(self._file)
         start = end if position is None else min(position, end)
         os.ftruncate(self._file, start)

@@ -138,6 +138,6 @@ def _has_chief(paths: RunPaths, folder: Path) -> bool:
 
 def _first_mode(paths: RunPaths) -> ModeSpec | None:
     try:
-        return msgspec.json.decode(paths.config.read_bytes(), type=Settings).mode_spec
+        return msgspec.json.decode(files.content(paths.root, paths.config.name), type=Settings).mode_spec
     except (OSError, msgspec.MsgspecError):
         return None  # a run by hand has no config.json, unless ps:0 has written one

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import files
 from paceline.cluster.secret import Secret, secret_beside_certificate
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
 
 BY_HAND = "by_hand"
+CLUSTER_BYTES = 16 << 20  # of thousands of tasks
 
 
 class _Config(msgspec.Struct, frozen=True):
@@ -110,14 +112,17 @@ class RunPaths:
     def is_plain(self) -> bool:
         """Whether this is a run of a program that does not use paceline (`run --plain`), as far as its config tells."""
         try:
-            return msgspec.json.decode(self.config.read_bytes(), type=_Config).plain
+            return msgspec.json.decode(files.content(self.root, self.config.name), type=_Config).plain
         except (OSError, msgspec.MsgspecError):
             return False
 
     def read_cluster(self) -> ClusterSpec:
         """Who takes part, and at which addresses."""
         try:
-            jobs = msgspec.json.decode(self.cluster.read_bytes(), type=dict[str, list[str] | dict[str, object]])
+            jobs = msgspec.json.decode(
+                files.content(self.root, self.cluster.name, CLUSTER_BYTES),
+                type=dict[str, list[str] | dict[str, object]],
+            )
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"No readable cluster at {self.cluster}: is {self.root} a run folder?") from error
         return ClusterSpec({job: addresses for job, addresses in jobs.items() if isinstance(addresses, list)})
@@ -136,7 +141,9 @@ class RunPaths:
     def read_by_hand(self) -> "ByHand | None":
         """How such tasks prove themselves; None where a launcher has started them."""
         try:
-            return msgspec.json.decode(self.cluster.read_bytes(), type=_Started).by_hand
+            return msgspec.json.decode(
+                files.content(self.root, self.cluster.name, CLUSTER_BYTES), type=_Started
+            ).by_hand
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -152,7 +159,9 @@ class RunPaths:
         if self.is_plain:
             raise UsageError(f"The run in {self.root} is of a --plain program: it has no ps of ours that can be asked.")
         try:
-            return secret_beside_certificate(bytes.fromhex(self.secret.read_text(encoding="utf-8")), self.root)
+            return secret_beside_certificate(
+                bytes.fromhex(files.content(self.root, self.secret.name).decode()), self.root
+            )
         except (OSError, ValueError) as error:
             raise UsageError(f"No readable secret at {self.secret}: is {self.root} a run folder of yours?") from error
 

@@ -65,7 +65,7 @@ class Sink:
 def append(path: Path, kind: str, **fields: object) -> None:
     """Write one record at once, into a file that a task may write to as well; a full disk loses it."""
     record = _line({"t": time.time(), "kind": kind, **fields})
-    with suppress(OSError), path.open("ab", buffering=0) as file:
+    with suppress(OSError), files.appending(path.parent.parent, path) as file:
         file.write(b"\n" + record)  # a killed task may have left half a line
 
 
@@ -96,10 +96,8 @@ class _JsonLines:
             self._let_go()
 
     def _open(self) -> BinaryIO:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        is_torn = _ends_inside_a_line(self._path)
-        file: BinaryIO = self._path.open("ab", buffering=0)
-        if is_torn:
+        file = files.appending(self._path.parent.parent, self._path)
+        if _ends_inside_a_line(self._path):
             try:
                 file.write(b"\n")
             except OSError:
@@ -116,9 +114,9 @@ class _JsonLines:
 
 def _ends_inside_a_line(path: Path) -> bool:
     """A killed task, or a full disk, leaves half a line; the next record must not be glued to it."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
+    with files.reading(path.parent.parent, path) as file:
+        if not file.seek(0, 2):
+            return False
         file.seek(-1, 2)
         return file.read(1) != b"\n"
 

@@ -38,6 +38,7 @@ from paceline.launchers.hosts import frames as f
 from paceline.launchers.hosts.frames import Heard, Hello, Told
 from paceline.launchers.hosts.syncing import sees
 from paceline.launchers.mirror import Mirror
+from paceline.launchers.nursery import open_log
 from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import RunPaths
 from paceline.version import VERSION
@@ -252,7 +253,7 @@ class Agent:
         try:
             self._here.start(here.Start(made, program, log))
         except OSError as error:
-            with log.open("ab") as file:
+            with open_log(log) as file:
                 file.write(f"paceline: error: no process could be started: {error}\n".encode(errors="backslashreplace"))
             self._orders.put(Exited(order.task, EXIT_CLUSTER))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from paceline import files
 from paceline.checkpoint import read
 from paceline.checkpoint.request import newest_whole
 from paceline.checkpoint.retain import retain
@@ -331,7 +332,8 @@ class Team:
                 member.brought = new
 
     def _note(self, task: Task, text: str) -> None:
-        with self._keeping, suppress(OSError), self._run.paths.logs(task).open("ab") as log:
+        paths = self._run.paths
+        with self._keeping, suppress(OSError), files.appending(paths.root, paths.logs(task)) as log:
             log.write(f"{ERROR}{text}\n".encode(errors="backslashreplace"))
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,16 +11,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from op_servers import Serving, double, serving
 
+import paceline
 from paceline import forks
 from paceline.errors import UsageError
+from paceline.ingraph.graph import Graph
+from paceline.ingraph.session import Session
+from paceline.ingraph.towers import towers
 from paceline.params.arena import Arena, has_shared_memory
 from paceline.telemetry import ledger as led
+from paceline.telemetry import summaries
 from paceline.telemetry.background import Background
+from paceline.telemetry.summaries import EventWriter
 from paceline.transport import held
 from paceline.transport.tcp import TcpStream
+from paceline.worker.context import Context
 
+__all__ = ["serving"]
 CHILD_S = 30
+
+
+def be_a_child() -> None:
+    """End this child if it waits for ever; what pytest does with its own alarm is its parent's."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(CHILD_S)
 
 
 def in_child(body: Callable[[], bool]) -> int:
@@ -28,7 +45,7 @@ def in_child(body: Callable[[], bool]) -> int:
     if pid == 0:
         code = 2
         try:
-            signal.alarm(CHILD_S)
+            be_a_child()
             code = 0 if body() else 1
         finally:
             os._exit(code)
@@ -84,7 +101,7 @@ def test_private_memory_is_copied_for_a_child() -> None:
 
     pid = os.fork()
     if pid == 0:
-        signal.alarm(CHILD_S)
+        be_a_child()
         os._exit(0 if writes_and_looks() else 1)
     os.read(seen, 1)
     assert (numbers == 7).all(), "the child has written into its parent's memory"
@@ -182,16 +199,107 @@ def test_a_child_can_neither_use_nor_end_a_connection() -> None:
 def test_a_child_that_lives_on_keeps_no_address() -> None:
     address = f"127.0.0.1:{held.free_port('127.0.0.1')}"
     held.hold(address)
-    go, let_go = os.pipe()
+    (is_there, tell), (go, let_go) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(CHILD_S)
+        be_a_child()
+        os.write(tell, b".")
         os.read(go, 1)
         os._exit(0)
+    os.read(is_there, 1)
     held.let_go(address)
     held.hold(address)  # fails while somebody listens there
     held.let_go(address)
     os.write(let_go, b".")
     os.waitpid(pid, 0)
-    os.close(go)
-    os.close(let_go)
+    for each in (is_there, tell, go, let_go):
+        os.close(each)
+
+
+def test_a_child_does_not_write_what_its_parent_has_in_a_buffer(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path)
+    assert writer._background is not None
+    file = writer._background._writer
+    assert isinstance(file, summaries._EventFile)
+    file.write((0.0, 1, {"loss": 1.0}))
+
+    def ends() -> bool:
+        file.finish(0)  # as at the end of the interpreter: what is in the buffer is written
+        return True
+
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert in_child(ends) == 0 and path.stat().st_size == 0
+    file.flush()
+    once = path.stat().st_size
+    writer.close()
+    assert once == path.stat().st_size > 0
+
+
+def test_a_child_can_neither_use_nor_end_sessions_servers_and_ops(serving: Serving) -> None:
+    serving.start(0, 1)
+    graph = Graph()
+    x = graph.placeholder("x")
+    with Session(serving.target(0), graph=graph) as session, paceline.device("/job:worker/task:0"):
+        assert session.run(x + 1, {x: 1}) == 2 and double(4) == 8
+        remote = session._master._remote
+
+        def tries() -> bool:
+            server = serving.servers[0]
+            are_refused = [is_refused(lambda: session.run(x + 1, {x: 1})), is_refused(lambda: double(4))]
+            are_refused.append(is_refused(server.join))
+            session.close()
+            serving.client.close()
+            server.stop()
+            return all(are_refused)
+
+        with held_by_another_thread(remote._lock):
+            assert in_child(tries) == 0
+        assert session.run(x + 1, {x: 1}) == 2 and double(4) == 8, "what the child closed was its own"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_towers_of_the_parent_are_refused_in_a_child(mode: str) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.ones(4, 3),)] * 2
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).mean()
+
+    with towers(model, optimizer, ["/cpu:0", "/cpu:0"], mode=mode) as both:
+        assert list(both.train(loss, batches))
+
+        def tries() -> bool:
+            with both:
+                return is_refused(lambda: list(both.train(loss, batches)))
+
+        assert in_child(tries) == 0
+        assert list(both.train(loss, batches))
+
+
+@pytest.mark.parametrize("lane", ["inproc", "shm", "tcp"])
+def test_a_worker_that_is_a_thread_has_children_too(lane: str, tmp_path: Path) -> None:
+    codes = []
+
+    def train(ctx: Context) -> None:
+        model = torch.nn.Linear(3, 1)
+        model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+            if step >= 3:
+                pid = os.fork()
+                if pid == 0:
+                    be_a_child()
+                    if not (is_refused(optimizer.step) and is_refused(ctx.pull) and is_refused(paceline.init)):
+                        os._exit(9)
+                    if step == 4:
+                        raise KeyError("a child fails")
+                    if step == 5:
+                        sys.exit(7)
+                    return
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    told = paceline.launch(train, ps=1, workers=1, lane=lane, run_dir=str(tmp_path))
+    assert told["ok"] and told["global_step"] == 6 and codes == [0, 1, 7]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline import forks
 from paceline.cluster.settings import PACELINE
 from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
 from paceline.ingraph import values
@@ -19,6 +20,7 @@ from paceline.wire import ops
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import AskStatus, Failed
 from paceline.worker.patience import Patience
+from paceline.worker.script import script_line
 
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
@@ -58,6 +60,7 @@ class Remote:
         self._lock = threading.Lock()
         self._idle: list[Channel] = []
         self._is_closed = False
+        self._owner = forks.Owner()
 
     def call(
         self,
@@ -78,6 +81,8 @@ class Remote:
         `what`: what an error calls it; None: the op. `on_held`: it is about what lies there on the connection of the
         last call, and nobody waits for another one.
         """
+        if not self._owner.is_here:
+            raise self._owner.refusal(f"{what or op} at {self.name}{script_line()}")
         description, buffers = values.pack((list(args), dict(kwargs or {})))
         bulk = values.bulk(description, buffers)
         what = what or op
@@ -105,6 +110,8 @@ class Remote:
 
     def close(self) -> None:
         """Calls that wait, in other threads, end soon."""
+        if not self._owner.is_here:
+            return
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []

@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paceline import forks
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
 from paceline.cluster.spelling import hint, with_article
@@ -30,6 +31,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import gpus_of, tower_on
 from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
+from paceline.worker.script import script_line
 from paceline.worker.torch_constraints import refuse_unkept
 from paceline.worker.torch_devices import torch_device
 
@@ -100,6 +102,7 @@ class Towers:
         self.mode = options.mode
         self.devices = [_shown(each) for each in parsed]
         self.step_count = 0
+        self._owner = forks.Owner()
         self._variables = torch_device(Device.parse(options.variables))
         _move(model, optimizer, self._variables)
         self._towers = [tower_on(model, device, build, number) for number, device in enumerate(parsed)]
@@ -164,6 +167,7 @@ class Towers:
         return told
 
     def _compute(self, asked: Sequence[Asked]) -> list[Computed]:
+        self._check_owner()
         if not self._pools:
             return [tower.compute(loss, batch) for tower, loss, batch in asked]
         futures = [self._pools[tower.place].submit(tower.compute, loss, batch) for tower, loss, batch in asked]
@@ -199,6 +203,7 @@ class Towers:
             yield Update(self.step_count, tuple(range(len(together))), told, 0)
 
     def _train_async(self, loss: Loss, batches: Iterable[Batch]) -> Iterator[Update]:
+        self._check_owner()
         source = iter(batches)
         done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         running = 0
@@ -273,13 +278,19 @@ class Towers:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of copies and threads; the model and the optimizer stay as they are."""
+        """Let go of copies and threads; the model and the optimizer stay as they are. A forked child has neither."""
+        if not self._owner.is_here:
+            return
         for pool in self._pools.values():
             pool.shutdown()
         for tower in self._towers:
             tower.close()
         for hook in self._hooks:
             hook.remove()
+
+    def _check_owner(self) -> None:
+        if not self._owner.is_here:
+            raise self._owner.refusal(f"towers used{script_line()}")
 
     def __enter__(self) -> "Towers":
         return self

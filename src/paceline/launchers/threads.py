@@ -5,14 +5,17 @@ differs (inproc), and random number generators are shared, so a `fn` that wants 
 """
 
 import inspect
+import os
 import secrets
+import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -26,6 +29,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import TrainingFailed
 from paceline.launchers import task as tasks
+from paceline.launchers.entry import guarded
 from paceline.launchers.notice import tell_lost
 from paceline.launchers.ports import Reserved
 from paceline.launchers.serving import serve
@@ -94,11 +98,13 @@ class _Cluster:
                     self._fn(context)
                 else:
                     self._fn()
+                if not owner.is_here:
+                    _end_child(SystemExit())
                 for each in contexts:
                     each.close()
         except BaseException as error:
             if not owner.is_here:
-                raise  # a child that the function forked: its error says nothing of the worker
+                _end_child(error)
             self._errors[assignment.task] = error
             for each in contexts:
                 each.close(is_ok=False)
@@ -118,6 +124,20 @@ class _Cluster:
         )
         summary.write(run_dir, told)
         return dict(msgspec.to_builtins(told))
+
+
+def _end_child(error: BaseException) -> NoReturn:
+    """End a child that the function has forked, as the end of its program would. This thread is all that there is of
+    the child, and Python cannot end it in an orderly way."""
+
+    def raises() -> None:
+        raise error
+
+    code = guarded(raises)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _new_secret(settings: Settings) -> Secret:

@@ -11,10 +11,11 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from paceline import forks
 from paceline.telemetry.background import Background
 
 FORMAT = "brain.Event:2"  # the first record of every event file
@@ -80,6 +81,7 @@ class _EventFile:
         self._record_writer = record_writer
         self._event = event
         self._file: Any = None
+        forks.hold(self)
 
     def write(self, point: _Point) -> None:
         if self._file is None:
@@ -97,6 +99,11 @@ class _EventFile:
     def finish(self, dropped: int) -> None:
         if self._file is not None:
             self._file.close()
+
+    def close_in_child(self) -> None:
+        """Leave to the parent what lies in the file's buffer, which would also be written when the child ends."""
+        with suppress(AttributeError, OSError, ValueError), open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), self._file._writer.fileno(), inheritable=False)
 
     def _open(self) -> Any:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import xxhash
 
+from paceline import forks
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError, WaitTimeout
 from paceline.params.arena import has_shared_memory
 from paceline.transport import LANES, tls
@@ -43,6 +44,7 @@ class Channel:
         self._kernel_bytes: tuple[int, int] | None = None
         self._codec = Codec(*keys)
         self._sending = threading.Lock()
+        forks.hold(self)
         self._frame = bytearray(FRAME_BYTES)
         self._view = memoryview(self._frame)
 
@@ -177,6 +179,10 @@ class Channel:
     def kernel_bytes(self) -> tuple[int, int] | None:
         """(sent, received) as the system counted them, also after close(); asks the system, so not for every frame."""
         return self.stream.kernel_bytes() or self._kernel_bytes
+
+    def close_in_child(self) -> None:
+        """Refuse at once, also where another thread was sending when the child was forked."""
+        self._sending = threading.Lock()
 
     def close(self) -> None:
         self._kernel_bytes = self.kernel_bytes()

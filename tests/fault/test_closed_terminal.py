@@ -98,20 +98,37 @@ def test_under_nohup_it_is_nothing(processes: Processes, terminals: list[Termina
     assert summed_up(made)["ok"] is True and newest(made / "checkpoints") is not None
 
 
-def test_a_worker_by_hand_hears_it_as_ctrl_c(
+def test_tasks_by_hand_save_first_in_whichever_terminals_they_are(
     processes: Processes, terminals: list[Terminal], ports: Reserved, gate: Gate, train: Path
 ) -> None:
+    """A shell that ends tells all of its jobs at once: a ps must not be gone before the chief has saved."""
     made = processes.folder / "made"
     ps, worker = ports.addresses(2)
-    hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--run-dir", made)
-    server = processes.paceline("serve", "--job_name=ps", "--task_index=0", *hosts)
-    own = ("--job_name=worker", "--task_index=0", *hosts, train, f"--gate=0:5:{gate.path}")
+    hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--run-dir", made, "--task_index=0")
+    terminals.append(Terminal(processes, [PACELINE, "serve", "--job_name=ps", *hosts]))
+    own = ("--job_name=worker", *hosts, train, f"--gate=0:5:{gate.path}")
     terminals.append(Terminal(processes, [PACELINE, "serve", *own]))
+    gate.arrival()
+    for each in terminals:
+        each.close()
+    assert [each.end() for each in terminals] == [0, 130]
+    assert newest(made / "checkpoints") is not None
+
+
+@pytest.mark.slow
+def test_a_ps_by_hand_does_not_wait_for_workers_that_train_on(
+    processes: Processes, terminals: list[Terminal], ports: Reserved, gate: Gate, train: Path
+) -> None:
+    processes.leave_unverified("the worker is ended while its ps is gone")
+    ps, worker = ports.addresses(2)
+    hosts = (f"--ps_hosts={ps}", f"--worker_hosts={worker}", "--run-dir=made", "--task_index=0")
+    terminals.append(Terminal(processes, [PACELINE, "serve", "--job_name=ps", *hosts]))
+    own = processes.paceline("serve", "--job_name=worker", *hosts, train, f"--gate=0:5:{gate.path}")
     gate.arrival()
     terminals[0].close()
     assert terminals[0].end() == 130
-    server.ends_with(0)
-    assert newest(made / "checkpoints") is not None
+    own.popen.kill()
+    own.ends_with(-9)
 
 
 def test_a_server_of_a_script_hears_it_as_ctrl_c(

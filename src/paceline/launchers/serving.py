@@ -4,6 +4,7 @@ Called by launchers/task and launchers/threads. Decides nothing about training.
 """
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from paceline.cluster.listening import listen
 from paceline.cluster.pinning import parse
 from paceline.errors import ProtocolError, Refused
 from paceline.launchers import chaos, descriptors, keeper
-from paceline.launchers.notice import RELEASE
+from paceline.launchers.notice import RELEASE, save_soon
 from paceline.launchers.successor import Successor
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
@@ -29,7 +30,9 @@ from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
+from paceline.worker import hangup
 
+HANGUP_S = 15.0  # how long a ps whose terminal was closed serves workers that save
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word
 
 
@@ -63,6 +66,29 @@ def make_service(
         cluster=cluster.as_dict(),
     )
     return Service(config, assignment.secret, on_report, memory)
+
+
+class Leaving:
+    """The end of a ps whose terminal was closed, perhaps with those of all tasks: the chief saves first, and workers
+    give up by themselves; where some train on, it ends without them."""
+
+    def __init__(self, assignment: Assignment, stop: Callable[[], None]) -> None:
+        self._assignment = assignment
+        self._stop = stop
+        self.is_over = threading.Event()  # it has ended in another way
+        self.has_left = False
+
+    def begin(self) -> None:
+        """From a signal handler."""
+        threading.Thread(target=self._leave, daemon=True, name="leave").start()
+
+    def _leave(self) -> None:
+        made = self._assignment
+        if made.task.index == 0:
+            save_soon(made.cluster, made.secret, made.settings.run_dir)
+        if not self.is_over.wait(HANGUP_S):
+            self.has_left = True
+            self._stop()
 
 
 def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> None:
@@ -109,11 +135,14 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         ticks.tick(core)
         spent_s += time.thread_time() - began_s
 
+    leaving = Leaving(assignment, service.stop)
     began = time.monotonic()
     try:
-        tick(service.core)  # the waiting lines at once
-        service.run(tick)
+        with hangup.handled(leaving.begin):
+            tick(service.core)  # the waiting lines at once
+            service.run(tick)
     finally:
+        leaving.is_over.set()
         has_successor = successor is not None and successor.ends()
         if task.index == 0:
             ticks.tell_changes(core)
@@ -128,6 +157,8 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
             _sum_up(core, assignment, paths, time.monotonic() - began)
     if successor is not None and has_successor:
         raise Refused(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
+    if leaving.has_left:
+        raise KeyboardInterrupt
     say(f"ps:{task.index} served {core.state.version} updates")
 
 

@@ -59,7 +59,7 @@ def optimizer_of(model: nn.Module) -> SGD:
 
 
 def train(job: Job, model: nn.Module, optimizer: SGD, steps: int = 3) -> None:
-    for _ in range(steps):
+    for _ in range(1, steps + 1):  # from 0 on, a resume would be refused
         optimizer.zero_grad()
         model(job.randn(5, 4) + job.index).square().mean().backward()
         optimizer.step()
@@ -188,8 +188,8 @@ def test_what_a_model_is_saved_with(mode: str, buffers: str, lane: str, ps: int,
     def recipe(job: Job) -> Returned:
         model = job.make(lambda: nn.Sequential(nn.Linear(4, 6), Moving(6), nn.Linear(6, 3)))
         model, optimizer, loader = job.prepare(model, optimizer_of(model), batches(job))
-        job.ctx.barrier()
         start = weights(model)
+        job.ctx.barrier()  # after it the others push
         for _ in job.ctx.epochs(2 if options.get("resume") else 1):
             for (x,) in loader:
                 optimizer.zero_grad()

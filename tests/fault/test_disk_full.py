@@ -5,6 +5,9 @@ The run folder lies on a small file system of its own, which only root can make;
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -84,6 +87,32 @@ def test_training_goes_on_and_the_final_model_is_put_where_there_is_room(
     assert f"To train further (more epochs or steps): paceline run --resume {model} --ps" in run.text
     assert newest(run_dir / "checkpoints") == kept and verify(kept) == []
     assert list((run_dir / "checkpoints").iterdir()) == [kept]  # nothing half done is left
+
+
+def test_a_run_folder_that_is_removed_in_the_middle_costs_no_training(
+    processes: Processes, train: Path, gate: Gate, tmp_path: Path
+) -> None:
+    """Nor that a worker is killed then: it is started again. What comes later lies in a new folder of that name."""
+    run = processes.paceline(
+        "run", "--workers", "2", "--run-dir", "run", train,
+        "--gate", f"0:5:{gate.path}", "--gate", f"1:5:{gate.path}", PACELINE_LEDGER="0",
+    )  # fmt: skip
+    arrivals = gate.arrivals(2)
+    (tmp_path / "run").rename(tmp_path / "gone")  # at once: files that come again are not in the way
+    shutil.rmtree(tmp_path / "gone")
+    os.kill(arrivals["worker:1"].pid, signal.SIGKILL)
+    run.wait_for("starting it again")
+    gate.open()
+    for arrival in arrivals.values():
+        arrival.release()
+    run.ends_with(0)
+    for file in ("run/logs/ps-0.log", "run/telemetry/ps-0.jsonl"):
+        told = re.findall(rf"(?m)^paceline: .*{file}.* cannot be written \(it was removed\)", run.text)
+        assert len(told) == 1, run.text
+    assert "Training done; global step" in run.text
+    model = newest(tmp_path / "run" / "checkpoints")
+    assert model is not None and verify(model) == [] and f"Model: {model.relative_to(tmp_path)}\n" in run.text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["ok"]
 
 
 @pytest.mark.slow

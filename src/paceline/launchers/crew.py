@@ -71,6 +71,7 @@ class Crew:
         """`starter`: on other hosts, too; None: on this one."""
         self._starter = starter or Here(run.environ, run.program, run.settings, run.cluster.ps)
         self.children = self._starter.children
+        self.secret = run.paths.read_secret()  # the run folder may be gone when a task is started again
         self.restarts: dict[Task, int] = {}
         self.lacks_records = False  # what tasks tell of their end may be missing
         self.model = ""  # where the last checkpoint lies, if not in the run folder
@@ -89,8 +90,7 @@ class Crew:
     def start(self, task: Task) -> None:
         """Start a task once more than before."""
         run, log = self._run, self._run.paths.logs(task)
-        secret = run.paths.read_secret()
-        assignment = Assignment(run.cluster, task, self.incarnation(task), run.settings, secret, "launcher")
+        assignment = Assignment(run.cluster, task, self.incarnation(task), run.settings, self.secret, "launcher")
         program = None if task.job == "ps" else run.program
         self._begun[task] = Begun(time.monotonic(), size_bytes(log), self._starter.has_memory(task))
         self._starter.start(Start(assignment, program, log))
@@ -133,7 +133,7 @@ class Crew:
     def _tell_lost(self, task: Task) -> None:
         run = self._run
         last = first_incarnation(len(self._ends[task]))
-        args = (run.cluster, run.paths.read_secret(), task, last)
+        args = (run.cluster, self.secret, task, last)
         where = {"run_dir": run.paths.root}
         threading.Thread(target=tell_lost, args=args, kwargs=where, daemon=True, name=f"lost-{task}").start()
 

@@ -102,7 +102,7 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
         tell_losses(crew, view)
         if isinstance(event, Interrupted):
             view.say("Interrupted: ending all tasks.")
-            save_first(run, children, view)
+            save_first(run, crew, view)
             return End.INTERRUPTED
         if isinstance(event, Exited) and is_end(event, crew, failures):
             view.say(f"{event.task} was lost: ending all tasks.")
@@ -124,14 +124,15 @@ def tell_losses(crew: Crew, view: View) -> None:
         view.say(line)
 
 
-def save_first(run: Run, children: Children, view: View) -> None:
+def save_first(run: Run, crew: Crew, view: View) -> None:
     """As --save-every does it, where everybody's place in its data is known: what is resumed from it is the same run.
     Ctrl+C again, or nobody who makes updates, ends the waiting; then the chief saves what there is."""
+    children = crew.children
     if run.settings.save_every == "none" or not children.running("worker") or not children.running("ps"):
         return
     before = set(run.paths.checkpoints.glob(STEP_FOLDERS))
     ticks = Ticks(run.cluster, run.paths)
-    if not save_soon(run.cluster, run.paths.read_secret(), run.paths.root):
+    if not save_soon(run.cluster, crew.secret, run.paths.root):
         return
     began_s = moved_s = time.monotonic()
     version = -1

@@ -33,6 +33,7 @@ _RECORD = struct.Struct("<BBHIQQHHI")
 _PACK = _RECORD.pack_into
 _NUMBER = struct.Struct("<I")
 _LAST_AT = GROW_BYTES - RECORD_BYTES
+REMOVED = "this ledger is lost, and `paceline verify` can prove nothing"
 
 
 class Kind(IntEnum):
@@ -153,6 +154,7 @@ class Ledger:
             return
         forks.release(self)
         self._unmap()
+        losses.removed(self._path, self._file, REMOVED)
         os.ftruncate(self._file, self.position)
         os.close(self._file)
 

@@ -104,6 +104,14 @@ def tell(file: Path | str, error: BaseException, lost: str, model: str = "") -> 
             print("\n".join(lines([loss])), file=sys.__stderr__, flush=True)
 
 
+def removed(file: Path | str, descriptor: int, lost: str) -> bool:
+    """Whether an open file has no name any more, so that nobody will read it; it is told."""
+    if os.fstat(descriptor).st_nlink:
+        return False
+    tell(file, OSError(errno.ENOENT, "it was removed"), lost)
+    return True
+
+
 def written(file: Path | str) -> None:
     """This one could be written: the next time it cannot be is news."""
     _told.discard(Path(file))

@@ -21,6 +21,7 @@ from paceline import files
 from paceline.telemetry import losses
 
 LOST = "what its task prints is lost until there is room again; training goes on"
+REMOVED = "what its task prints from here on is lost; training goes on"
 BUSY_MS = 1000  # how long a reader that was told not to let us wait may take all the same
 NOT_READ = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # a reader that has gone, a terminal that was closed
 STANDARD = (0, 1, 2)
@@ -43,6 +44,8 @@ class Lossy(io.FileIO):
             if self.log is not None and error.errno in losses.OF_THE_DISK:
                 losses.tell(self.log, error, LOST)
             return size
+        if self.log is not None and losses.removed(self.log, self.fileno(), REMOVED):
+            self.log = None  # that was it
         return size if written is None else written
 
     def _is_free(self) -> bool:

@@ -17,6 +17,8 @@ from paceline.telemetry.background import Background
 
 LOST = "its records are missing from the telemetry, and at the end perhaps from summary.json; training goes on"
 
+REMOVED = "it is made again, without what it held"
+
 
 class Sink:
     """A place for records; without a path it does nothing.
@@ -78,6 +80,8 @@ class _JsonLines:
 
     def write(self, line: bytes) -> None:
         try:
+            if self._file is not None and losses.removed(self._path, self._file.fileno(), REMOVED):
+                self._let_go()
             file = self._file or self._open()
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it took only a part of the line

@@ -36,8 +36,38 @@ def overwrite(model: nn.Module, answers: Any) -> None:
     evaluate(model, answers)
 
 
+def train_a_copy(model: nn.Module, answers: Any) -> None:
+    torch.set_num_threads(1)
+    model.load_state_dict({name: value + 0.5 for name, value in model.state_dict().items()})
+    own = optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(3):
+        own.zero_grad()
+        model(torch.ones(4, 7)).square().mean().backward()
+        own.step()
+    evaluate(model, answers)
+
+
+def evaluate_in_a_child(model: nn.Module, answers: Any) -> None:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(evaluate(model, answers))
+    os.waitpid(pid, 0)
+
+
+def exit_code(pid: int) -> torch.Tensor:
+    return torch.tensor(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
 def square(x: torch.Tensor) -> torch.Tensor:
     return x * x
+
+
+CHILDREN = {
+    2: ("fork_writes", overwrite),
+    3: ("own_training", train_a_copy),
+    4: ("fork_evaluates", evaluate),
+    5: ("grandchild", evaluate_in_a_child),
+}
 
 
 def main(path: str) -> None:
@@ -56,11 +86,11 @@ def main(path: str) -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        if step in (2, 4):
-            target = overwrite if step == 2 else evaluate
+        if step in CHILDREN:
+            name, target = CHILDREN[step]
             child = fork.Process(target=target, args=(model, answers))
             child.start()
-            seen["fork_writes" if step == 2 else "fork_evaluates"] = torch.tensor(answers.get(timeout=WAIT_S))
+            seen[name] = torch.tensor(answers.get(timeout=WAIT_S))
             child.join(WAIT_S)
         if step == 6:
             snapshot = fork.Process(target=evaluate_when_asked, args=(model, is_ready, go, answers))
@@ -78,10 +108,15 @@ def main(path: str) -> None:
     go.set()
     seen["snapshot"] = torch.tensor(answers.get(timeout=WAIT_S))
     snapshot.join(WAIT_S)
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         sys.exit(3)  # a child that ends as a program ends: exit handlers run
-    seen["os_fork"] = torch.tensor(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    seen["os_fork"] = exit_code(pid)
+    if (pid := os.fork()) == 0:
+        raise RuntimeError("a child fails")
+    seen["failing_fork"] = exit_code(pid)
+    if (pid := os.fork()) == 0:
+        return
+    seen["whole_script"] = exit_code(pid)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(2, 7)).square().mean().backward()

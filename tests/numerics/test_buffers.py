@@ -256,6 +256,59 @@ def test_one_worker_is_saved_bit_for_bit(tmp_path: Path) -> None:
     assert_same(last["end"], saved(tmp_path / "2"), "one worker after two")
 
 
+def test_a_chief_that_is_lost_is_left_out(tmp_path: Path) -> None:
+    """Nothing was saved since it has trained, so what is known of its statistics is their first values."""
+    seen: dict[str, Any] = {}
+
+    def recipe(job: Job) -> Returned:
+        model = job.make(normed)
+        model, optimizer = job.prepare(model, optimizer_of(model))
+        job.ctx.barrier()
+        if job.index == 0:
+            train(job, model, optimizer, 3)
+            raise ValueError("it ends here")
+        deadline = time.monotonic() + 60
+        while job.ctx._trainee.client.status().live != [1]:
+            assert time.monotonic() < deadline
+        train(job, model, optimizer, 2)
+        seen.update(weights(model))
+        return {}
+
+    with pytest.raises(TrainingFailed, match="it ends here"):
+        run_cluster(recipe, 2, run_dir=str(tmp_path))
+    model = saved(tmp_path)
+    for name in ("1.running_mean", "1.running_var"):
+        assert_same(seen[name], model[name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("flags", [["--ps", "1", "--lane", "shm"], ["--ps", "2", "--lane", "tcp"]])
+def test_an_interrupted_chief_saves_its_buffers_as_they_are(flags: list[str], tmp_path: Path) -> None:
+    """Nothing was saved before, so ps:0 has their first values."""
+    program = tmp_path / "interrupted.py"
+    program.write_text(INTERRUPTED)
+    with started_processes(tmp_path) as processes:
+        run = ["run", "--run-dir", "run", "--workers", "1", "--max-restarts", "0", *flags]
+        processes.paceline(*run, program).ends_with(1)
+    assert saved(tmp_path / "run")["1.num_batches_tracked"] == 5
+
+
+INTERRUPTED = """
+import torch, paceline
+from torch import nn
+ctx = paceline.init()
+model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = ctx.prepare(model, optimizer)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+raise KeyboardInterrupt
+"""
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_the_mean_in_every_dtype(dtype: str) -> None:
     """As torch rounds it; equal values stay, whatever the weights."""

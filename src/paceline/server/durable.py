@@ -40,6 +40,13 @@ PHASES = list(Phase)
 NOTHING = (0, 0)  # of a worker nothing was applied yet
 
 
+class Buffers(msgspec.Struct, array_like=True):
+    """Workers' own buffers, and after how many steps and samples of each they were heard of."""
+
+    blocks: dict[int, bytes] = {}
+    told: dict[int, tuple[int, float | None]] = {}
+
+
 class Model(msgspec.Struct, array_like=True):
     """What the first worker brought; it never changes."""
 
@@ -137,7 +144,7 @@ class Durable:
         self._core = core
         self.journal = Journal(core.memory)
         self._counts = Twin(core.memory, COUNTS)
-        self._buffers: dict[int, bytes] = {}
+        self._buffers = Buffers()
         self._raw: dict[str, tuple[object, msgspec.Raw]] = {}
         self._options: dict[Key, object] = {}  # of each slot, as they are in the last whole one
         self._rows = struct.Struct(f"<{3 * core.config.num_workers}Q")
@@ -199,8 +206,9 @@ class Durable:
             core.snapshots.shares.began_at,
         )  # fmt: skip
         self._counts.write(_ENCODER.encode(counts))
-        if core.snapshots.buffers != self._buffers:
-            self._buffers = dict(core.snapshots.buffers)
+        buffers = Buffers(dict(core.snapshots.buffers), dict(core.snapshots.told))
+        if buffers != self._buffers:
+            self._buffers = buffers
             core.memory.put(BUFFERS, _ENCODER.encode(self._buffers))
 
     def counted(self) -> bytes | None:
@@ -366,7 +374,8 @@ def _recall_counts(core: "Core") -> None:
     assert core.durable is not None
     data, buffers = core.durable.counted(), core.memory.found(BUFFERS)
     if buffers is not None:
-        core.snapshots.buffers = msgspec.msgpack.decode(buffers.memory, type=dict[int, bytes])
+        known = msgspec.msgpack.decode(buffers.memory, type=Buffers)
+        core.snapshots.buffers, core.snapshots.told = known.blocks, known.told
     if data is None:
         return
     counts = msgspec.msgpack.decode(data, type=Counts)

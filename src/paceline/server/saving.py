@@ -33,8 +33,16 @@ def position(desk: "Desk", peer: "Peer", message: m.Position, frame: Frame) -> "
 
 def copy(desk: "Desk", peer: "Peer", message: m.Copy, frame: Frame) -> "Answers":
     """From the worker that writes a checkpoint, on a connection of its own."""
+    if frame.bulk_bytes and (message.worker or frame.bulk_bytes != desk.shard().layout.carried_bytes):
+        raise ProtocolError(
+            f"{frame.bulk_bytes} bytes from worker:{message.worker} are no carried tensors of the chief"
+        )
+    block = bytearray(frame.bulk_bytes)
+    peer.channel.recv_bulk(frame, memoryview(block))
     with desk.core.lock:
         check_writer(desk, peer, message.worker, message.incarnation)
+        if block:
+            desk.core.snapshots.carry(desk.core, message.worker, block)
         reply = desk.core.snapshots.asked(desk.core, message)
     peer.channel.say(reply)
     return []

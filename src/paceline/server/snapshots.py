@@ -105,6 +105,7 @@ class Snapshots:
         self.newest: dict[int, m.Position] = {}  # where each worker was, as last heard
         self.shares = Shares()
         self.buffers: dict[int, bytes] = {}  # of each worker but the chief, as last heard
+        self.told: dict[int, tuple[int, float | None]] = {}  # after how many steps and samples buffers were heard of
 
     @property
     def saved_s(self) -> float | None:
@@ -185,6 +186,7 @@ class Snapshots:
         core.lineage, core.updates, core.state.version = init.lineage, init.version, init.version
         shard.set_version(init.version)
         self.newest.update({position.worker: position for position in init.positions})
+        self.told.update({position.worker: (position.steps, position.samples) for position in init.positions})
         self.shares.resumed(init.version, init.positions)
         if core.ledger is not None:
             core.ledger.restored(init.version, init.lineage, FROM_RESUME)
@@ -271,7 +273,7 @@ class Snapshots:
             awaited=sorted(awaited),
             positions=sorted(where, key=lambda p: p.worker),
             decisions=core.open_decisions if core.config.index == 0 else (),
-            buffers_of=sorted(self.buffers),
+            buffers_of={worker: self.told.get(worker, (0, 0.0)) for worker in (0, *sorted(self.buffers))},
             number=copy.number,
         )
 
@@ -320,8 +322,9 @@ class Snapshots:
     # --- who is where -----------------------------------------------------------------------------------------
 
     def note(self, position: m.Position, has_rounds: bool) -> None:
-        """A worker says where it is."""
+        """A worker says where it is; its buffers have come, too."""
         self.newest[position.worker] = position
+        self.told[position.worker] = position.steps, position.samples
         if self._target is not None and (not has_rounds or position.version >= self._target):
             self._collected[position.worker] = position
 

@@ -290,7 +290,7 @@ class Fetched(Message, frozen=True):
 class Copy(Message, frozen=True):
     """From the worker that writes a checkpoint: is the copy of the announced update there? `is_now`: make one now,
     after these decisions of ps:0; `is_again`: the one that was made, with the positions that came since. `position`:
-    the writer's own."""
+    the writer's own. The chief's may come with all that is carried, for which its own connection has no time."""
 
     worker: int
     incarnation: int
@@ -320,7 +320,7 @@ class Copied(Message, frozen=True):
     awaited: list[int] = []
     positions: list[Position] = []
     decisions: tuple[Decision, ...] = ()
-    buffers_of: list[int] = []  # workers whose buffers are here, beside the chief's
+    buffers_of: dict[int, tuple[int, float | None]] = {}  # whose are here: steps and samples they were told after
     number: int = 0
 
 

@@ -641,7 +641,12 @@ class Context:
         if is_launched and self._saver is not None and self._saver.has_just_saved(JUST_S, INTERRUPTED_SAVE_S):
             return
         self._say("Interrupted: saving before the end")
-        position = self._where()
+        position, saver = self._where(), self._make_saver()
+        assert saver is not None
+        try:
+            saver.carried = self._trainee.carried_block()
+        except UsageError as refused:
+            self._say(f"paceline: buffers are saved as they were last told: {refused}")
         writing = threading.Thread(target=self._try_save, args=(position,), name="last save", daemon=True)
         writing.start()
         writing.join(INTERRUPTED_SAVE_S)

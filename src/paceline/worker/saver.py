@@ -65,8 +65,8 @@ class Connection:
             raise ProtocolError(f"ps:{self.index} answered Describe with {type(reply).__name__}")
         return reply
 
-    def copied(self, request: m.Copy) -> m.Copied:
-        reply = self.ask(request)
+    def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
+        reply = self.ask(request, [carried] if carried else [])
         if not isinstance(reply, m.Copied):
             raise ProtocolError(f"ps:{self.index} answered Copy with {type(reply).__name__}")
         return reply
@@ -116,6 +116,7 @@ class Saver:
         self._calm.set()
         self.incarnation = me.incarnation
         self.lineage_of: Callable[[int], int] = lambda index: 0  # the one in which this worker trains with that ps
+        self.carried = b""  # what ps:0 is to have of the chief first, where the chief has not told it
         self.has_means = True  # of the workers' running statistics, in model.safetensors
         self.in_use: Path | None = None  # what this run was resumed from
         self.saved_at = -1
@@ -243,7 +244,7 @@ class Saver:
         me, incarnation = self._me.worker, self.incarnation
         rounds: list[int] = []
         for _ in range(NOW_TRIES):
-            first = connections[0].copied(m.Copy(me, incarnation, is_now=True, position=position))
+            first = connections[0].copied(m.Copy(me, incarnation, is_now=True, position=position), self.carried)
             decisions = first.decisions if first.has_rounds else ()
             request = m.Copy(me, incarnation, is_now=True, decisions=decisions)
             copies = [first, *(each.copied(request) for each in connections[1:])]

@@ -70,14 +70,15 @@ def fetched(
     for spec, offset in zip(layout.carried, layout.carried_offsets, strict=True):
         model[spec.name] = in_c_order(spec, memoryview(carried)[offset:])
     states, own = worker_states(copies[0].positions)
-    for worker in copies[0].buffers_of:
+    others = [worker for worker in copies[0].buffers_of if worker]
+    for worker in others:
         _, block = _part(sources[0], copies[0], "carried", layout.own_bytes, worker)
         for spec, offset in zip(layout.own, layout.own_offsets, strict=True):
             own[buffer_name(worker, spec.name)] = in_c_order(spec, memoryview(block)[offset:])
-    if has_means and copies[0].buffers_of:
+    if has_means and others:
         for spec in (each for each in layout.own if each.buffer == "statistic"):
             own[buffer_name(0, spec.name)] = model[spec.name]
-            model[spec.name] = _mean(spec.name, copies[0], own)
+            model[spec.name] = _mean(spec.name, weights_of(copies[0].buffers_of), own)
     optimizer = _optimizer(sources, layout, plan, copies)
     first = copies[0]
     assert first.optimizer is not None
@@ -99,9 +100,8 @@ def fetched(
     return Content(model=model, optimizer=optimizer, state=state, averages=averages, workers=own or None)
 
 
-def _mean(name: str, copy: m.Copied, own: Mapping[str, Entry]) -> Entry:
+def _mean(name: str, weights: Mapping[int, float], own: Mapping[str, Entry]) -> Entry:
     """One running statistic over all workers that have made steps; of one worker alone, its very bits."""
-    weights = weights_of(copy.positions, [0, *copy.buffers_of])
     entries = [own[buffer_name(worker, name)] for worker in weights or (0,)]
     return mean(entries, list(weights.values())) if len(entries) > 1 else entries[0]
 

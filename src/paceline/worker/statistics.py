@@ -9,24 +9,22 @@ from typing import Any
 import numpy as np
 
 from paceline.checkpoint.tensors import Entry, values
-from paceline.wire.messages import Position
 
 HALF = 0x7FFF  # what rounds a float32 to bfloat16, beside the last bit that stays
 
 
-def weights_of(positions: Sequence[Position], workers: Sequence[int]) -> Mapping[int, float]:
-    """How much each of these workers' statistics count: by the samples it has pushed, and where a worker's are not
-    known, by the steps of all. Workers that have made none are left out.
+def weights_of(told: Mapping[int, tuple[int, float | None]]) -> Mapping[int, float]:
+    """How much each worker's statistics count: by the samples that it had pushed when it told them; by steps, where the
+    samples of one are not known. Workers that had made none are left out.
 
-    >>> weights_of([Position(0, steps=2, samples=10.0), Position(1, steps=3, samples=30.0)], [0, 1, 2])
+    >>> weights_of({0: (2, 10.0), 1: (3, 30.0), 2: (0, 0.0)})
     {0: 10.0, 1: 30.0}
-    >>> weights_of([Position(0, steps=2, samples=10.0), Position(1, steps=3, samples=None)], [0, 1])
+    >>> weights_of({0: (2, 10.0), 1: (3, None)})
     {0: 2.0, 1: 3.0}
     """
-    known = {p.worker: p for p in positions if p.worker in workers}
-    samples = {worker: position.samples for worker, position in known.items()}
+    samples = {worker: pushed for worker, (_, pushed) in told.items()}
     if any(each is None for each in samples.values()) or not any(samples.values()):
-        samples = {worker: float(position.steps) for worker, position in known.items()}
+        samples = {worker: float(steps) for worker, (steps, _) in told.items()}
     return {worker: each for worker, each in samples.items() if each}
 
 

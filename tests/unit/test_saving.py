@@ -162,7 +162,7 @@ class Connection:
     def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
         return m.Done()
 
-    def copied(self, request: m.Copy) -> m.Copied:
+    def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
         self._here("copy")
         return self._core.snapshots.asked(self._core, request)
 
@@ -278,7 +278,7 @@ def test_saving_now_does_not_wait_for_one_that_waits(tmp_path: Path, monkeypatch
     waits = threading.Event()
     plain = Connection.copied
 
-    def copied(self: Connection, request: m.Copy) -> m.Copied:
+    def copied(self: Connection, request: m.Copy, carried: bytes = b"") -> m.Copied:
         if request.is_now:
             return plain(self, request)
         waits.set()
@@ -329,7 +329,7 @@ class Fails:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def save_now(self, position: m.Position, waits_for_others: bool) -> Path:
+    def save_now(self, position: m.Position, waits_for_others: bool, others: Sequence[Path] | None = None) -> Path:
         raise self._error
 
 

@@ -38,7 +38,8 @@ def copy(desk: "Desk", peer: "Peer", message: m.Copy, frame: Frame) -> "Answers"
             f"{frame.bulk_bytes} bytes from worker:{message.worker} are no carried tensors of the chief"
         )
     block = bytearray(frame.bulk_bytes)
-    peer.channel.recv_bulk(frame, memoryview(block))
+    if block:
+        peer.channel.recv_bulk(frame, memoryview(block))
     with desk.core.lock:
         check_writer(desk, peer, message.worker, message.incarnation)
         if block:

@@ -132,16 +132,17 @@ def test_old_checkpoints_give_way_to_new_ones(small_disk: Path, processes: Proce
 
 
 def test_a_checkpoint_that_no_place_takes_is_said_at_once_and_at_the_end(processes: Processes) -> None:
-    """Without root: the system lets this process write no file of that size."""
-    run = processes.paceline(
-        "run", "--workers", "1", "--save-every", "10", "--run-dir", "run", LARGE, "45", "--limit-mb", "2",
-        TMPDIR=str(processes.folder),
-    ).ends_with(4)  # fmt: skip
-    told = [line for line in run.text.splitlines() if "cannot be written (File too large)" in line]
-    assert len(told) == 1 and "run/checkpoints" in told[0] and "training goes on" in told[0], run.text
-    assert run.text.index(told[0]) < run.text.index("worker:0 failed with exit code 4")
-    assert "could not be saved: The checkpoint of step 45 could not be written" in run.text
-    assert "Model: none was saved" in run.text
+    """Without root: the system lets this process write no file of that size. Also through the agent of a host."""
+    for name, hosts in (("here", ()), ("agent", ("--hosts", "localhost:1", "--no-show-logs"))):
+        run = processes.paceline(
+            "run", "--workers", "1", "--save-every", "10", "--run-dir", name, *hosts, LARGE, "45", "--limit-mb", "2",
+            TMPDIR=str(processes.folder),
+        ).ends_with(4)  # fmt: skip
+        told = [line for line in run.text.splitlines() if "cannot be written (File too large)" in line]
+        assert len(told) == 1 and f"{name}/checkpoints" in told[0] and "training goes on" in told[0], run.text
+        assert run.text.index(told[0]) < run.text.index("Training done, but the final model could not be saved")
+        assert "could not be saved: The checkpoint of step 45 could not be written" in run.text
+        assert "Model: none was saved" in run.text
     assert [path.name for path in processes.folder.glob("paceline-*")] == []
 
 

@@ -125,7 +125,8 @@ def block(
     if summary["error"] == NOT_SAVED:
         older = ", which is not the final one"
     if summary.get("model"):
-        lines.append(f"Model: {summary['model']}, because the run folder took no more")
+        far = "" if Path(str(summary["model"])).is_dir() else "; copy it here to go on from it with --resume"
+        lines.append(f"Model: {summary['model']}, because the run folder took no more{far}")
     elif has_trained or model:
         lines.append(f"Model: {shown(model)}{older}" if model else "Model: none was saved")
     lines += [f"Picture: {shown(path)}" for path in sorted(paths.root.glob("*.png"))]  # that the script has left there

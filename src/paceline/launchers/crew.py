@@ -175,6 +175,11 @@ class Crew:
             self.model = loss.model or self.model
         return losses.lines(msgspec.structs.replace(each, file=closing.shown(Path(each.file))) for each in found)
 
+    @property
+    def has_model_here(self) -> bool:
+        """Whether the last checkpoint lies elsewhere than in the run folder, but on this host."""
+        return bool(self.model) and Path(self.model).is_dir()
+
     def close(self) -> bool:
         """The run is over, and all processes have ended; whether all that they left is in the run folder now."""
         return self._starter.close()

@@ -25,7 +25,7 @@ from paceline.server.core import Core, PsConfig
 from paceline.server.memory import Memory
 from paceline.server.service import Service
 from paceline.server.written import PsLedger
-from paceline.telemetry import ledgers, lines, read, summary
+from paceline.telemetry import ledgers, lines, losses, read, summary
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
@@ -192,7 +192,10 @@ def _sum_up(core: Core, assignment: Assignment, paths: RunPaths, wall_s: float) 
         lost=lost,
         error=None,
     )
-    summary.write(paths.root, told)
+    try:
+        summary.write(paths.root, told)
+    except OSError as error:
+        losses.tell(paths.summary, error, "there is no summary of this run; what was trained is not touched by that")
 
 
 def meter_of(assignment: Assignment) -> Meter:

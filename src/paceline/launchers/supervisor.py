@@ -225,7 +225,7 @@ def is_saved(run: Run) -> bool:
 
 def resume_of(run: Run, crew: Crew) -> str:
     """The command that goes on with this run."""
-    return resuming.from_elsewhere(run.resume, crew.model) if crew.model else run.resume
+    return resuming.from_elsewhere(run.resume, crew.model) if crew.has_model_here else run.resume
 
 
 def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:

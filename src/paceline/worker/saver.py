@@ -291,10 +291,10 @@ class Saver:
         path = self._put_down(content, others)
         if path.parent == self._folder:
             losses.written(self._folder)
-        if self.in_use is not None and path != self.in_use:
-            self.in_use = None  # one of this run's own takes its place
-        with suppress(CheckpointError):  # what could not be removed is in nobody's way
-            retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
+            if path != self.in_use:
+                self.in_use = None  # one of this run's own takes its place
+            with suppress(CheckpointError):  # what could not be removed is in nobody's way
+                retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",

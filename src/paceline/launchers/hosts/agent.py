@@ -228,6 +228,7 @@ class Agent:
         if isinstance(order, Exited):
             while self.folder.report(self._speech, with_large=False):
                 pass
+            self._tell_losses()
             self._speech.say(f.Exited(order.task, order.code))
         elif isinstance(order, f.Start):
             self._start(order)

@@ -130,13 +130,15 @@ class Far:
         self._hosts[self._placed[task]].say(f.Forget(task))
 
     def losses(self) -> list[Loss]:
-        """The files' names are those on their hosts."""
+        """Where a file or model is not here, too, its host is named."""
         found = []
         for far in self._hosts.values():
             while far.losses:
                 loss = far.losses.popleft()
-                model = f"{far.host.name}:{loss.model}" if loss.model else ""
-                found.append(msgspec.structs.replace(loss, file=f"{far.host.name}:{loss.file}", model=model))
+                file = loss.file if far.is_shared else f"{far.host.name}:{loss.file}"
+                is_here = not loss.model or Path(loss.model).is_dir()
+                model = loss.model if is_here else f"{far.host.name}:{loss.model}"
+                found.append(msgspec.structs.replace(loss, file=file, model=model))
         return found
 
     def close(self) -> bool:

@@ -247,7 +247,7 @@ def test_a_machine_without_loopback_is_exit_code_1(processes: Processes) -> None
     if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL, timeout=60).returncode:
         pytest.skip("NOT TESTED: no network namespaces here")
     run = processes.start("unshare", "--net", processes_bin("paceline"), "doctor", "--json").ends_with(1)
-    told = json.loads(run.text)
+    told = json.loads(run.lines[0])  # stderr comes after it
     assert not told["ok"] and "cannot reach itself at 127.0.0.1" in told["problems"][0]["sentence"]
 
 

@@ -2,7 +2,7 @@
 
     python convert_me.py
 
-Compare it with convert_me_after.py, which has three lines more: diff convert_me.py convert_me_after.py
+Compare it with convert_me_after.py, which has three lines more and another loop: diff convert_me.py convert_me_after.py
 """
 
 import argparse

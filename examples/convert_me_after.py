@@ -1,4 +1,4 @@
-"""After: convert_me.py with three lines more, marked 1, 2 and 3.
+"""After: convert_me.py with three lines more, marked 1, 2 and 3, and its loop, marked 4, which goes on after a stop.
 
     python convert_me_after.py
     paceline run --workers 2 --mode sync convert_me_after.py
@@ -38,7 +38,7 @@ scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 loader = DataLoader(train, batch_size=64, shuffle=True)
 model, optimizer, scheduler, loader = ctx.prepare(model, optimizer, scheduler, loader)  # 3
 
-for epoch in range(args.epochs):
+for epoch in ctx.epochs(args.epochs):  # 4, to go on after a stop
     for points, arm in loader:
         optimizer.zero_grad()
         loss = cross_entropy(model(points), arm)

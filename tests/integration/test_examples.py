@@ -187,9 +187,9 @@ def code_of(name: str) -> list[str]:
 
 def test_three_lines_more() -> None:
     changes = list(difflib.ndiff(code_of("convert_me.py"), code_of("convert_me_after.py")))
-    assert not [line for line in changes if line.startswith("- ")]
+    assert [line for line in changes if line.startswith("- ")] == ["- for epoch in range(args.epochs):"]
     added = [line[2:] for line in changes if line.startswith("+ ") and line[2:]]
-    assert [line.split("  # ")[-1] for line in added] == ["1", "2", "3"], added
+    assert [line.split("  # ")[-1] for line in added] == ["1", "2", "3", "4, to go on after a stop"], added
 
 
 def test_alone_the_converted_program_gives_the_same_digits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import paceline
 from paceline.cluster.spec import Task
-from paceline.errors import NonFiniteGradient, PacelineError, UsageError
+from paceline.errors import NonFiniteGradient, PacelineError, TrainingFailed, UsageError
 from paceline.worker.context import Context
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -348,3 +348,35 @@ def test_what_a_script_assigns_beside_other_workers_is_refused(k: Any) -> None:
         kernel.assign(before)
 
     paceline.launch(work, ps=1, workers=2)
+
+
+def test_a_fit_that_counts_from_0_again_cannot_be_resumed(k: Any, tmp_path: Path) -> None:
+    """Its checkpoint goes on with ctx.epochs, or where the script says from which epoch."""
+    seen: list[int] = []
+
+    def work(epochs: int, loop: str) -> Any:
+        def run(ctx: Any) -> None:
+            model, optimizer = ctx.prepare(k.model_of(), k.keras.optimizers.SGD(0.01))
+            model.compile(optimizer=optimizer, loss=k.LOSS)
+            counts = k.keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+            common = {"batch_size": 16, "verbose": 0, "callbacks": [counts]}
+            if loop == "guided":
+                for epoch in ctx.epochs(epochs):
+                    model.fit(k.X[0], k.Y[0], epochs=epoch + 1, initial_epoch=epoch, **common)
+            elif loop == "from the epoch that the script says":
+                model.fit(k.X[0], k.Y[0], epochs=epochs, initial_epoch=2, **common)
+            else:
+                model.fit(k.X[0], k.Y[0], epochs=epochs, **common)
+
+        return run
+
+    alone(k, work(2, "plain"), run_dir=str(tmp_path / "a"))
+    assert seen == [0, 1]
+    with pytest.raises(
+        TrainingFailed, match=r"write `for epoch in ctx.epochs\(n\): model.fit\(.*test_keras_script.py, line"
+    ):
+        alone(k, work(3, "plain"), run_dir=str(tmp_path / "a"), resume="auto")
+    for number, loop in enumerate(("guided", "from the epoch that the script says")):
+        seen.clear()
+        alone(k, work(3, loop), run_dir=str(tmp_path / str(number)), resume=str(tmp_path / "a"))
+        assert seen == [2], loop

@@ -6,7 +6,7 @@ import warnings
 import torch
 from alike import LOCK, Job, Returned, weights
 from safetensors.torch import load, save
-from table import STEPS, Different, NotCompared, case, loss_of, small, train, trained
+from table import STEPS, Different, NotCompared, Refused, case, loss_of, small, train, trained
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -256,4 +256,17 @@ def half_precision(job: Job) -> Returned:
         optimizer.zero_grad()
         model(job.randn(5, 7, dtype=torch.bfloat16)).square().mean().backward()
         optimizer.step()
+    return {"model": weights(model)}
+
+
+@case(
+    "Models and buffers", "a layer that is added after prepare() and trained", one=Refused("made after"),
+    two=Refused("made after"), note="Make all layers before `prepare()`; one that shall wait is frozen until then.",
+)  # fmt: skip
+def added_layer(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
+    train(job, model, optimizer, 2)
+    model.append(job.make(lambda: nn.Linear(3, 2)))
+    train(job, model, optimizer, 2)
     return {"model": weights(model)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from alike import Job, Returned, weights
-from table import STEPS, Refused, case, loss_of, small, train, trained
+from table import STEPS, Different, Refused, case, loss_of, small, train, trained
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -388,6 +388,89 @@ def added_group(job: Job) -> Returned:
     model, optimizer = job.prepare(model, SGD(model[0].parameters(), lr=0.1))
     train(job, model, optimizer, 2)
     optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.3})
+    train(job, model, optimizer)
+    return {"model": weights(model)}
+
+
+@case(
+    "Optimizers and schedulers", "parameters taken out of param_groups, or groups put into another order",
+    one=Refused("param_groups"), two=Refused("param_groups"),
+    note="To leave a parameter out for a while: `requires_grad_(False)`, and its `.grad` to None.",
+)  # fmt: skip
+def changed_groups(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(
+        model, SGD([{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.3}], lr=0.1)
+    )
+    train(job, model, optimizer, 2)
+    optimizer.param_groups.reverse()
+    try:
+        train(job, model, optimizer, 2)
+    finally:
+        optimizer.param_groups.reverse()
+        del optimizer.param_groups[0]["params"][0]
+    train(job, model, optimizer, 2)
+    return {"model": weights(model)}
+
+
+@case(
+    "Optimizers and schedulers", "amsgrad=True set in the middle", one=Refused("max_exp_avg_sq"),
+    two=Refused("max_exp_avg_sq"), note="torch's own optimizer raises KeyError there, too.",
+)  # fmt: skip
+def amsgrad_later(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, Adam(model.parameters(), lr=0.1))
+    train(job, model, optimizer, 2)
+    optimizer.param_groups[0]["amsgrad"] = True
+    if job.ctx is not None:
+        train(job, model, optimizer, 2)
+    return {"model": weights(model)}
+
+
+@case(
+    "Optimizers and schedulers", "optimizer.step replaced by a function of the script before prepare()",
+    one=Refused("replaced"), two=Refused("replaced"), note="Replace it after `prepare()`, or use a step hook.",
+)  # fmt: skip
+def replaced_step(job: Job) -> Returned:
+    model = job.make(small)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    own = optimizer.step
+
+    def step() -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.sign_()
+        own()
+
+    optimizer.step = step  # type: ignore[method-assign,assignment]
+    model, optimizer = job.prepare(model, optimizer)
+    train(job, model, optimizer)
+    return {"model": weights(model)}
+
+
+@case("Optimizers and schedulers", "optimizer.step wrapped by the script after prepare()")
+def wrapped_step(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, SGD(model.parameters(), lr=0.1))
+    own, steps = optimizer.step, []
+
+    def step() -> None:
+        steps.append(1)
+        own()
+
+    optimizer.step = step
+    train(job, model, optimizer)
+    return {"model": weights(model), "steps": steps}
+
+
+@case(
+    "Optimizers and schedulers", "Adam with a tensor as rate", one=Different(everywhere=False),
+    two=Different(everywhere=False), note="torch computes in float32 with a rate that is a tensor; the ps takes it as "
+    "a number, in double precision: other last bits.",
+)  # fmt: skip
+def adam_tensor_rate(job: Job) -> Returned:
+    model = job.make(small)
+    model, optimizer = job.prepare(model, Adam(model.parameters(), lr=torch.tensor(0.1)))
     train(job, model, optimizer)
     return {"model": weights(model)}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from alike import Job, Returned, weights
-from table import STEPS, Refused, case, loss_of, small, train, trained
+from table import STEPS, Different, Refused, case, loss_of, small, train, trained
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim import SGD, Adam
@@ -214,6 +214,10 @@ def replace_layer(model: nn.Sequential) -> None:
     model[3] = nn.Linear(4, 4)
 
 
+def other_format(model: nn.Sequential) -> None:
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 MOVED: dict[str, Change] = {
     "model.to() of the device and dtype that it has": lambda model: model.to("cpu", torch.float32),
     "a parameter's .data replaced by an equal copy": same_values,
@@ -221,6 +225,11 @@ MOVED: dict[str, Change] = {
 }
 for _name, _change in MOVED.items():
     case(MOVING, _name)(partial(changed, change=_change))
+case(
+    MOVING, "model.to(memory_format=torch.channels_last) after prepare()", one=Different(everywhere=False),
+    two=Different(everywhere=False), note="It keeps the format that it had at `prepare()`: the same values, other last "
+    "bits where torch then computes in another order.",
+)(partial(changed, change=other_format))  # fmt: skip
 case(MOVING, "a parameter's .data replaced by other values", two=Refused("written"), note=OTHERS)(
     partial(changed, change=other_values)
 )

@@ -8,7 +8,7 @@ so neighbouring pieces of a group make one run: one call where there were many. 
 one tensor of a run has a gradient and another has none; then the block is split, for good.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from paceline.params.constraint import Constraint
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece
 from paceline.params.recast import Recast
-from paceline.server.optimizers import OPTIMIZERS
+from paceline.server.optimizers import OPTIMIZERS, raw_step
 from paceline.views import flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 
@@ -26,6 +26,7 @@ BLOCK_ELEMENTS = 1 << 18
 SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in the last lanes of a vector
 
 State = dict[str, torch.Tensor]
+Kept = tuple[int, frozenset[tuple[str, bool]] | None]  # a group, and the names of state (one number?); None: as made
 
 
 class Memories(NamedTuple):
@@ -212,6 +213,27 @@ def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.o
     made: Any = OPTIMIZERS[spec.name]
     optimizer: torch.optim.Optimizer = made(groups, **start)
     return optimizer
+
+
+def trouble(spec: OptimizerSpec, dtypes: Collection[str], states: Collection[Kept]) -> str:
+    """Return what torch says against an update with these options, where a parameter has this state; empty if it makes
+    one. Tried on one element of each dtype."""
+    for dtype in sorted(dtypes):
+        for group, names in states:
+            parameter = flat(memoryview(bytearray(ITEM_BYTES[dtype])), dtype, 0, 1)
+            parameter.grad = torch.zeros_like(parameter)
+            members: list[list[torch.Tensor]] = [[] for _ in spec.groups]
+            members[group].append(parameter)
+            try:
+                optimizer = _make(spec, members)
+                if names is not None:
+                    like = {name: torch.ones((), dtype=torch.float32) if one else parameter for name, one in names}
+                    optimizer.state[parameter] = {name: torch.ones_like(value) for name, value in like.items()}
+                with torch.no_grad():
+                    raw_step(spec.name)(optimizer)
+            except Exception as error:  # whatever it is, it must not end the ps in the middle of an update
+                return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _is_plain_loop(spec: OptimizerSpec) -> bool:

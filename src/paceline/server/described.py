@@ -49,5 +49,25 @@ def options_problem(options: Sequence[Options], before: Sequence[Options]) -> st
     return ""
 
 
+def is_ordinary(options: Sequence[Options], before: Sequence[Options]) -> bool:
+    """Whether only rates and the like were changed, as schedulers do, with which an update can always be made.
+
+    >>> is_ordinary([{"lr": 0.1, "amsgrad": True}], [{"lr": 0.2, "amsgrad": True}])
+    True
+    >>> is_ordinary([{"lr": 0.1, "amsgrad": True}], [{"lr": 0.1, "amsgrad": False}])
+    False
+    """
+    return all(
+        new.keys() == old.keys() and all(_is_alike(new[name], value, name) for name, value in old.items())
+        for new, old in zip(options, before, strict=True)
+    )
+
+
+def _is_alike(new: object, old: object, name: str) -> bool:
+    if isinstance(new, list):
+        return new == old or all(isinstance(each, int | float) and 0 <= each < 1 for each in new)
+    return new == old or name == "lr" or (name in ("momentum", "weight_decay") and bool(new) == bool(old))
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not abs(value) > LARGEST  # NaN is one: whoever sets it shall see it

@@ -158,6 +158,8 @@ class Desk:
             raise Refused(
                 f"worker:{join.worker} brings an optimizer with {wrong}: give all workers the same groups of parameters"
             )
+        if core.shard is not None and (wrong := core.shard.refusal_of(join.optimizer.groups)):
+            raise Refused(f"the optimizer of worker:{join.worker} cannot make an update on a ps: {wrong}")
 
     def _check_beginning(self, join: m.Join) -> None:
         """A ps and the chief were lost together. A new chief that comes later than those who have trained hears of

@@ -17,14 +17,14 @@ from paceline.cluster.membership import Phase
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError
 from paceline.server.actions import Answer
 from paceline.server.core import Core, Peer, PsConfig
-from paceline.server.described import options_problem
+from paceline.server.described import is_ordinary, options_problem
 from paceline.server.desk import Answers, Desk, Report
 from paceline.server.memory import Memory
 from paceline.transport.base import Buffer
 from paceline.transport.reception import Reception
 from paceline.wire.decisions import Key
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
-from paceline.wire.messages import Carried, Failed, Position, PushTail, decode
+from paceline.wire.messages import Carried, Failed, Options, Position, PushTail, decode
 
 TICK_S = 0.25
 END_S = 2.0  # how long close() waits for the threads of connections that it has just ended
@@ -310,6 +310,8 @@ class Service:
             if tail.options is not None:
                 if wrong := options_problem(tail.options, slot.options):
                     raise ProtocolError(f"a push of worker:{key[0]} with {wrong}")
+                if not is_ordinary(tail.options, slot.options) and (wrong := self._refusal_of(tail.options)):
+                    raise ProtocolError(f"a push of worker:{key[0]} with options that cannot be used: {wrong}")
                 slot.options = tail.options
             if tail.weight is not None:
                 slot.weight = tail.weight
@@ -318,6 +320,10 @@ class Service:
         if not peer.channel.shares_memory and not frame.flags & (Flag.NOT_FINITE | Flag.SENT):
             peer.channel.recv_bulk(frame, slot.memory)
         return key
+
+    def _refusal_of(self, options: Sequence[Options]) -> str:
+        with self.core.lock:
+            return self.desk.shard().refusal_of(options)
 
     def _bucket(self, peer: Peer, frame: Frame) -> None:
         """A part of a gradient whose push comes later; only that push makes it count."""

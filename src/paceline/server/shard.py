@@ -16,7 +16,7 @@ from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
-from paceline.server.blocks import Memories, cut
+from paceline.server.blocks import Kept, Memories, State, cut, trouble
 from paceline.server.memory import Memory, Unkept
 from paceline.server.optimizers import OPTIMIZERS, raw_step
 from paceline.server.states import States
@@ -62,6 +62,8 @@ class Shard:
         self._master = Recast(layout, self.pieces, self.size_bytes, master_casts(master))
         masters = self.memory if self._master.is_same else self._own("masters")
         self.blocks = cut(layout, self.pieces, Memories(self.memory, masters), self._master, optimizer)
+        if wrong := self.refusal_of(optimizer.groups):
+            raise Refused(f"a ps cannot make an update with this optimizer: {wrong}")
         self._seen = [flat(self.memory, b.model_dtype, b.model_offset, b.numel) for b in self.blocks]
         self._decay = ema
         self._shadows = self._make_shadows() if ema is not None else []
@@ -300,6 +302,18 @@ class Shard:
                 block.set_options(options)
         self.options = options
 
+    def refusal_of(self, options: Sequence[Options]) -> str:
+        """Return why no update can be made with these options; empty if one can."""
+        kept: set[Kept] = set()
+        for block in self.blocks:
+            states = {piece.tensor: _names(state) for piece, state in block.states()}
+            kept |= {(self.layout.trained[piece.tensor].group, states.get(piece.tensor)) for piece, _ in block.places()}
+        return self._trouble(options, kept)
+
+    def _trouble(self, options: Sequence[Options], kept: set[Kept]) -> str:
+        dtypes = {block.dtype for block in self.blocks if "float" in block.dtype}  # no other ever has a gradient
+        return trouble(OptimizerSpec(self.optimizer_name, list(options)), dtypes, kept)
+
     # --- from and to outside ----------------------------------------------------------------------------------
 
     def copy_of(self, tensor: int | None, is_averaged: bool = False) -> bytes:
@@ -382,6 +396,12 @@ class Shard:
         of: dict[int, list[SlotEntry]] = {}
         for entry in entries:
             of.setdefault(entry.tensor, []).append(entry)
+        kept: set[Kept] = set()
+        for tensor in {piece.tensor for piece in self.pieces}:
+            names = {(e.slot, e.is_scalar) for e in of.get(tensor, ()) if e.slot not in (MASTER, WIDE_AVERAGE)}
+            kept.add((self.layout.trained[tensor].group, frozenset(names)))
+        if wrong := self._trouble(self.options, kept):
+            raise Refused(f"this state of the optimizer cannot be used: {wrong}")
         for index, block in enumerate(self.blocks):
             states = {}
             for piece, start in block.places():
@@ -403,6 +423,10 @@ class Shard:
             if self._undo is not None:
                 self._held.replace(index)
                 self._undo.grown()
+
+
+def _names(state: State) -> frozenset[tuple[str, bool]]:
+    return frozenset((name, value.dim() == 0) for name, value in state.items())
 
 
 def _cut(entry: SlotEntry, piece: Piece, data: memoryview) -> torch.Tensor:

@@ -24,7 +24,7 @@ from paceline.worker.torch_layout import check_options, describe, group_options,
 from paceline.worker.torch_loads import LoadHooks
 from paceline.worker.torch_optimizer_state import OptimizerState, slots_of, states_of
 from paceline.worker.torch_overlap import Overlap
-from paceline.worker.torch_places import Places, check_alone
+from paceline.worker.torch_places import Groups, Places, check_alone
 from paceline.worker.torch_samples import GradientSamples
 from paceline.worker.torch_writes import DeviceWrites, OtherTraining, renormalised
 from paceline.worker.trainee import Trainee
@@ -54,6 +54,7 @@ class TorchTrainee(Trainee):
         self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
         self.state = OptimizerState(self._fetched_state)
+        self._groups = Groups(optimizer)
         self._option_names = tuple(optimizer.defaults)
         self._sent_options = self._option_values()
 
@@ -140,6 +141,7 @@ class TorchTrainee(Trainee):
 
     def step(self) -> None:
         """Push this worker's gradient and take the newest parameters."""
+        self._groups.check()
         self.before_step()
         was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price

@@ -26,6 +26,7 @@ class Carried:
         self._model = model
         self._say = say
         self._tensors = dict(tensors)  # as they were found last, in dtype and shape as prepare() saw them
+        self._parameters = {id(p): p for p in model.parameters()}
         self._known = {name for name, _ in _buffers(model)}
         self._said: set[str] = set()
         self._is_over = False
@@ -54,7 +55,17 @@ class Carried:
         except UsageError as refused:
             self._is_over = True
             return refused
-        return None
+        trained = [name for name, parameter in self._made_since() if parameter.grad is not None]
+        if not trained:
+            return None
+        return UsageError(
+            f"{', '.join(trained[:4])} was made after prepare() and trained: no ps knows it, no checkpoint holds it. "
+            "Make all layers before prepare() (those that shall wait are frozen until then: requires_grad_(False))"
+        )
+
+    def _made_since(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parameters that the model did not have at prepare()."""
+        return ((name, p) for name, p in self._model.named_parameters() if id(p) not in self._parameters)
 
     def _found(self, specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
         now: dict[str, torch.Tensor] = {
@@ -62,7 +73,9 @@ class Carried:
         }
         buffers = {_plain(name): buffer for name, buffer in _buffers(self._model)}
         for name in buffers.keys() - {_plain(known) for known in self._known} - self._said:
-            self._once(name, "was made after prepare(): checkpoints do not hold it. Register it with its values before")
+            self._once(name, "buffer", "was made after prepare(): checkpoints do not hold it. Register it before")
+        for name, _ in self._made_since():
+            self._once(name, "parameter", "was made after prepare(): no ps trains it, and checkpoints do not hold it")
         now.update(buffers)
         for spec in specs:
             yield spec, self._fitting(spec, now.get(_plain(spec.name)))
@@ -82,15 +95,15 @@ class Carried:
         if tensor.dtype != DTYPES[spec.dtype]:
             if torch.equal(known.to(tensor.dtype), tensor):  # the model was cast: the value before that is exact
                 return known
-            self._once(spec.name, f"is {tensor.dtype} since prepare(): checkpoints hold it as {spec.dtype}")
+            self._once(spec.name, "buffer", f"is {tensor.dtype} since prepare(): checkpoints hold it as {spec.dtype}")
             return tensor
         self._tensors[spec.name] = tensor
         return tensor
 
-    def _once(self, name: str, what: str) -> None:
+    def _once(self, name: str, kind: str, what: str) -> None:
         if name not in self._said:
             self._said.add(name)
-            self._say(f"paceline: the buffer {name} {what}")
+            self._say(f"paceline: the {kind} {name} {what}")
 
 
 def statistics_of(model: nn.Module) -> set[int]:

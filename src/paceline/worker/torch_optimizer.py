@@ -14,6 +14,7 @@ import torch
 from torch.optim import optimizer as optimizer_module
 
 from paceline.errors import UsageError
+from paceline.worker.script import script_line
 from paceline.worker.torch_optimizer_state import OptimizerState
 
 
@@ -33,6 +34,12 @@ class Remote(Protocol):
 def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
     """Change the optimizer in place: same object, same groups, `step` goes to the ps."""
     base = type(optimizer)
+    own = optimizer.__dict__.get("step")
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
+        raise UsageError(
+            "optimizer.step was replaced by a function of the script before prepare(), which the ps cannot run: "
+            f"replace it after prepare(), or use optimizer.register_step_pre_hook(){script_line()}"
+        )
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order

@@ -5,7 +5,9 @@ Used by worker/torch. The parameters are views of the arena. A script may give o
 else it is refused. So is a gradient that is not of its parameter's dtype and shape.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -119,6 +121,28 @@ class Places:
         with torch.no_grad():
             view.copy_(values)
             parameter.data = view
+
+
+class Groups:
+    """The parameters in each group of the optimizer, as prepare() saw them; the ps trains them in these groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._members = [list(group["params"]) for group in optimizer.param_groups]
+
+    def check(self) -> None:
+        """Refuse groups that hold other parameters now."""
+        groups, members = self._optimizer.param_groups, self._members
+        if len(groups) != len(members) or not all(map(_are_same, groups, members)):
+            raise UsageError(
+                "optimizer.param_groups holds other parameters than at prepare(), and the ps goes on with those of "
+                "then: give the optimizer its groups before prepare(); to leave a parameter out for a while, call "
+                f"requires_grad_(False) on it and set its .grad to None; seen at optimizer.step(){script_line()}"
+            )
+
+
+def _are_same(group: Mapping[str, Any], members: Sequence[torch.Tensor]) -> bool:
+    return len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
 
 
 def check_alone(tensors: Mapping[str, torch.Tensor], trained: Sequence[torch.Tensor]) -> str:

@@ -134,3 +134,26 @@ def test_a_chief_that_is_started_again_never_begins_anew(folder: Folder) -> None
     assert "model.safetensors: its bytes are not what was written" in told.text
     assert "starting it again" not in told.text
     assert folder.steps("second") == 0
+
+
+def test_a_plain_range_is_refused_by_the_launcher_until_it_is_changed(folder: Folder) -> None:
+    """The last line of a run says what to change; done so, the command beside it does what remains."""
+    script = folder.path / "tiny.py"
+    loop = "for epoch in range(int(sys.argv[1])):"
+    plain = SCRIPT.replace("for epoch in ctx.epochs(int(sys.argv[1])):", loop)
+    assert plain != SCRIPT
+    script.write_text(plain)
+    change = (
+        f"write `for epoch in ctx.epochs(int(sys.argv[1])):` instead of `{loop}` "
+        f"(tiny.py, line {plain.splitlines().index(loop) + 1})"
+    )
+    first = folder.run(2, "--run-dir=first").ends_with(0)
+    assert first.lines[-1].startswith(f"To train further (more epochs or steps), {change}, then: paceline run ")
+    there = sorted(folder.path.rglob("*"))
+    for words in ("--resume=auto --run-dir=first", "--resume=first --run-dir=second"):
+        told = folder.run(3, *words.split()).ends_with(2)
+        assert len(told.lines) == 1 and change in told.text and "after global step 12 " in told.text
+    assert sorted(folder.path.rglob("*")) == there, "nothing was made"
+    script.write_text(f"{SCRIPT}\n    assert epoch == 2, 'what was done is not done again'\n")
+    folder.run(3, "--resume=auto", "--run-dir=first").ends_with(0)
+    assert folder.steps("first") == 18

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +87,63 @@ def test_each_task_of_each_seed_has_another() -> None:
     made = {derived(seed, task, chief) for seed in range(20) for task in tasks}
     assert len(made) == 20 * len(tasks) and max(made) < 1 << 32
     assert derived(5, chief, chief) == 5
+
+
+RESUMED = """
+import sys, torch, paceline
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+ctx = paceline.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = DataLoader(TensorDataset(torch.arange(12.0)), batch_size=2, sampler=WeightedRandomSampler([1.0] * 12, 12))
+model, optimizer, data = ctx.prepare(model, optimizer, data)
+for epoch in ctx.epochs(int(sys.argv[1])):
+    for (batch,) in data:
+        optimizer.zero_grad()
+        model(batch[:, None]).sum().backward()
+        optimizer.step()
+        print(f"seen {epoch}: {[*batch.tolist(), torch.rand(()).item()]}", flush=True)
+"""
+
+
+def test_a_resumed_run_draws_what_it_would_have_drawn(processes: Processes, tmp_path: Path) -> None:
+    """Its generators come from the checkpoint, whatever the seed says, and so does the order of a sampler."""
+    script = tmp_path / "resumed.py"
+    script.write_text(RESUMED)
+
+    def told(name: str, epochs: int, *flags: str) -> Seen:
+        options = ["--ps=1", "--workers=2", "--mode=sync", f"--run-dir={name}", *flags]
+        processes.paceline("run", *options, script, epochs).ends_with(0)
+        return [seen(processes, name, index) for index in range(2)]
+
+    whole = told("whole", 3, "--seed=7")
+    told("parts", 1, "--seed=7")
+    parts = told("parts", 3, "--resume=auto", "--seed=8")
+    assert parts == whole and parts[0] != parts[1]
+
+
+KERAS = """
+import paceline, tensorflow, keras, random
+ctx = paceline.init()
+shuffled = tensorflow.data.Dataset.range(16).shuffle(16, seed=5)
+print("seen order:", [int(each) for each in shuffled], flush=True)
+seeds = keras.layers.Dropout(0.5).seed_generator.state.numpy().tolist()
+own = [float(keras.random.uniform(())), random.random(), seeds]
+print("seen own:", own, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_leaves_the_order_of_tensorflows_data_the_same_for_all(processes: Processes, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    script = tmp_path / "shuffles.py"
+    script.write_text(KERAS)
+    told = []
+    for name in ("first", "again"):
+        options = ["--ps=1", "--workers=2", f"--run-dir={name}", "--seed=7"]
+        processes.start("paceline", "run", *options, script, within_s=200, KERAS_BACKEND="tensorflow").end()
+        told.append([seen(processes, name, index) for index in range(2)])
+    first, again = told
+    assert first == again
+    assert first[0]["order"] == first[1]["order"] and sorted(first[0]["order"][0]) == list(range(16))
+    assert all(one != other for one, other in zip(first[0]["own"][0], first[1]["own"][0], strict=True))

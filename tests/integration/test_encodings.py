@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import Processes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 FOLDER, SCRIPT, RUN = "größe", "träin文.py", "läuf-文"
 PROGRAM = """
@@ -47,7 +47,7 @@ def test_no_verb_ends_because_a_name_cannot_be_printed(terminal: str, processes:
     extra = TERMINALS[terminal]
 
     def paceline(*words: object, code: int = 0) -> str:
-        process = processes.start("paceline", *words, cwd=folder, **extra).ends_with(code)
+        process = processes.start("paceline", *words, cwd=folder, within_s=200, **extra).ends_with(code)
         assert "UnicodeEncodeError" not in process.text and "UnicodeDecodeError" not in process.text
         return process.text
 

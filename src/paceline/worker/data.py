@@ -8,7 +8,15 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
@@ -97,7 +105,7 @@ class EveryNth:
             self._worker, self._num_workers = self._place()
         count = 0
         kept: list[Sequence[int]] = []
-        drawn = drawing(self._batches, torch_rng.Apart(self._seed + self.epoch))
+        drawn = drawing(self._batches, torch_rng.Apart(self._seed + self.epoch, _draws_from_torch(self._batches)))
         self.epoch += 1
         for batch in drawn:
             if count < self._num_workers:
@@ -154,6 +162,12 @@ def share(
         )
         batches = EveryNth(loader.batch_sampler, worker, num_workers, place, seed)
     return _with_batches(loader, batches)
+
+
+def _draws_from_torch(batches: object) -> bool:
+    """Whether these are batches of a sampler of torch's own, which draws from torch alone."""
+    own = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return type(batches) is BatchSampler and type(batches.sampler) in own
 
 
 def _takes_all_once(sampler: object) -> bool:

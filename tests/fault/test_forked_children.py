@@ -35,3 +35,29 @@ def test_children_neither_end_nor_disturb_the_worker(flags: list[str], processes
     ]
     kinds = [record["kind"] for record in records]
     assert [kinds.count(each) for each in ("start", "report", "close")] == [1, 1, 1], "children write no records"
+
+
+SPAWNS = """
+import multiprocessing
+import torch
+import paceline
+
+ctx = paceline.init()
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 4)
+    model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    assert child.exitcode == 2, child.exitcode
+    optimizer.step()
+"""
+
+
+def test_a_spawned_child_that_is_a_worker_by_mistake_is_told_so(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    processes.paceline("run", "--workers=1", "--max-restarts=0", "--run-dir=made", "spawns.py").ends_with(0)
+    log = (tmp_path / "made" / "logs" / "worker-0.log").read_text()
+    assert "paceline.init() (spawns.py, line 6) in a process that the script has started, while worker:0" in log
+    assert 'under `if __name__ == "__main__":`' in log

@@ -55,3 +55,17 @@ def test_torch_and_keras_train_one_model(processes: Processes, tmp_path: Path) -
     assert told["global_step"] == 150
     assert reached[0] == pytest.approx(reached[1], abs=2e-4) and reached[0] > 0.6
     assert "Keras: accuracy" in (run / "logs" / "worker-1.log").read_text()
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_children_of_a_keras_script_have_a_copy_and_end_nothing(
+    backend: str, processes: Processes, tmp_path: Path
+) -> None:
+    run, seen_at = tmp_path / "run", tmp_path / "seen.json"
+    words = ("run", "--workers", 1, "--ledger", "--max-restarts", 0, "--run-dir", run)
+    processes.paceline(*words, PROGRAMS / "keras_forks.py", backend, seen_at).ends_with(0)
+    seen = json.loads(seen_at.read_text())
+    assert seen["exit"] == ["", 3] and seen["write"] == ["[7.0, 7.0]", 0] and seen["is_same"]
+    for name, call in {"pull": "ctx.pull()", "step": "optimizer.step()"}.items():
+        assert seen[name][0].startswith(f"{call} (keras_forks.py, line ") and seen[name][1] == 0
+    assert seen["global_step"] == 8 and summary_of(run)["ok"]

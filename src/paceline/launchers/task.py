@@ -31,6 +31,7 @@ from paceline.transport.base import split
 from paceline.worker import hangup
 from paceline.worker.context import Context, flush_line
 from paceline.worker.exits import let_errors_set_the_exit_code
+from paceline.worker.script import script_line
 
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 JOINED = "run folder"  # how a worker found its run that joins one
@@ -210,6 +211,12 @@ def hold(cluster: ClusterSpec, task: Task) -> None:
     try:
         held.hold(address)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and "__mp_main__" in sys.modules:  # spawned
+            raise UsageError(
+                f"paceline.init(){script_line()} in a process that the script has started, while {task} itself runs: "
+                "such a process imports the script, so put what only the worker does under "
+                '`if __name__ == "__main__":`'
+            ) from error
         if error.errno == errno.EADDRINUSE:
             raise UsageError(f"{address} of {task} is in use{by_whom(split(address)[1])}") from error
         return  # not an address of this host: behind NAT, say. Nobody needs to reach a worker

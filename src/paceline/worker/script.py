@@ -7,7 +7,7 @@ import os
 import sys
 from types import FrameType
 
-OURS = ("paceline", "torch", "keras", "tensorflow", "contextlib", "threading", "runpy")
+OURS = {"paceline", "torch", "keras", "tensorflow", *sys.stdlib_module_names}
 
 
 def script_line() -> str:

@@ -39,7 +39,12 @@ TERMINALS = {
 }
 
 
-@pytest.mark.parametrize("terminal", TERMINALS)
+FULL = ("latin-1", "LANG=C")  # in the long tests only
+
+
+@pytest.mark.parametrize(
+    "terminal", [pytest.param(name, marks=[pytest.mark.slow] * (name in FULL)) for name in TERMINALS]
+)
 def test_no_verb_ends_because_a_name_cannot_be_printed(terminal: str, processes: Processes, tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()

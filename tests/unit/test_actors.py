@@ -15,6 +15,7 @@ from paceline.launchers.entry import Program
 from paceline.launchers.here import Start
 from paceline.launchers.ray import actors
 from paceline.launchers.ray.actors import News, Order, TaskActor
+from paceline.telemetry.losses import Loss
 
 WORKER = Task("worker", 0)
 SECRET = bytes(32)
@@ -55,6 +56,7 @@ class FakeHere:
     def __init__(self, *_: object) -> None:
         self.children = Children()
         self.started: list[FakeProcess] = []
+        self.found: list[Loss] = []
 
     def start(self, start: Start) -> None:
         self.started.append(FakeProcess())
@@ -62,6 +64,10 @@ class FakeHere:
 
     def has_memory(self, task: Task) -> bool:
         return False
+
+    def losses(self) -> list[Loss]:
+        found, self.found = self.found, []
+        return found
 
 
 class Machine:
@@ -114,7 +120,10 @@ def test_a_task_that_is_started_again_while_it_runs_has_one_process(machine: Mac
     old, new = machine.here.started
     assert old.code == -SIGKILL and not new.over.is_set()
     assert told(machine.actor.news(first, 0.0, 0)).code == 3  # nobody hears of that one again
-    assert told(machine.actor.news(second, 0.0, 0)).code is None
+    machine.here.found = [Loss(file="a.log", why="full", lost="it is lost")]
+    news = told(machine.actor.news(second, 0.0, 0))
+    assert news.code is None and [loss.file for loss in news.losses] == ["a.log"]
+    assert told(machine.actor.news(second, 0.0, 0)).losses == []
     new.end(5)
     assert told(machine.actor.news(second, 5.0, 0)).code == 5
 

@@ -163,6 +163,11 @@ def from_an_epoch_that_is_0(ctx: Any, loader: Any, script: Script) -> None:
         script.one_pass(loader)
 
 
+def from_epoch_1(ctx: Any, loader: Any, script: Script) -> None:
+    for _epoch in range(1, BATCHES - 1 + 1):
+        script.one_pass(loader)
+
+
 def one_pass(ctx: Any, loader: Any, script: Script) -> None:
     script.one_pass(loader)
 
@@ -173,6 +178,7 @@ BEGIN_AGAIN = {
     by_while: "`for epoch in ctx.epochs(n):` or `while ctx.global_step < total:` instead of `while epoch < 3:`",
     by_steps_of_its_own: "instead of `for _ in range(12):`",
     from_an_epoch_that_is_0: "`for _epoch in ctx.epochs(3):` instead of `for _epoch in range(start_epoch, 3):`",
+    from_epoch_1: "`for _epoch in ctx.epochs(BATCHES - 1):` instead of `for _epoch in range(1, BATCHES - 1 + 1):`",
     without_a_loader: "write `for _ in ctx.steps(total):` instead of `for step in range(12):`",
     on_one_line: "`for _ in ctx.epochs(3):` instead of `for _ in range(3): script.one_pass(loader)",
 }

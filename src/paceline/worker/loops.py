@@ -94,7 +94,13 @@ def _count(iterated: ast.expr) -> str:
     match iterated:
         case ast.Call(func=ast.Name(id="range"), args=[one], keywords=[]):
             return ast.unparse(one)
-        case ast.Call(func=ast.Name(id="range"), args=[_, one], keywords=[]):
+        case ast.Call(
+            func=ast.Name(id="range"),
+            args=[ast.Constant(value=1), ast.BinOp(left=one, op=ast.Add(), right=ast.Constant(value=1))],
+            keywords=[],
+        ):
+            return ast.unparse(one)
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Constant(value=0) | ast.Name() | ast.Attribute(), one]):
             return ast.unparse(one)
     return ""
 
@@ -142,14 +148,15 @@ def _asks_global_step(statement: Statement, tree: ast.Module | None) -> bool:
 
 
 def _begins_later(statement: Statement, frame: FrameType) -> bool:
-    """Whether it counts from where the script says, in this process: `range(start, n)`, where start is not 0."""
+    """Whether it counts from where the script says, in this process: `range(start, n)`, where start is a name that
+    stands for more than 1; the first epoch may be called 1."""
     match getattr(statement, "iter", None):
         case ast.Name() as name:
             given = _value(name, frame)
-            return isinstance(given, range) and given.start > 0
-        case ast.Call(func=ast.Name(id="range"), args=[start, _, *_]):
+            return isinstance(given, range) and given.start > 1
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Name() | ast.Attribute() as start, _, *_]):
             given = _value(start, frame)
-            return isinstance(given, int) and given > 0
+            return isinstance(given, int) and given > 1
     return False
 
 

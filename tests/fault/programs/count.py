@@ -126,7 +126,9 @@ def main() -> None:
     lr = 1.0
     model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=lr))
     fate = Fate(args, ctx, model)
-    for step in range(1, args.steps + 1):
+    first = 2  # each start makes all its steps; counted from 0 or 1 on, one that is started again ends with the others
+    for number in range(first, first + args.steps):
+        step = number - 1
         ctx._trainee.settle()
         fate.begins(step)
         optimizer.zero_grad()

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+import paceline
 from paceline.checkpoint.read import load_newest
 from paceline.checkpoint.tensors import Entry, values
 from paceline.errors import TrainingFailed
@@ -280,6 +281,50 @@ def test_a_chief_that_is_lost_is_left_out(tmp_path: Path) -> None:
     model = saved(tmp_path)
     for name in ("1.running_mean", "1.running_var"):
         assert_same(seen[name], model[name], name)
+
+
+class Features(nn.Module):
+    """Random features that are made anew at each start; `width` differs in the second test."""
+
+    def __init__(self, seed: int, width: int = 3) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("features", torch.randn(width, 4, generator=generator).t(), persistent=False)
+        self.register_buffer("mask", torch.rand(5, generator=generator) < 0.5, persistent=False)
+        self.register_buffer("scale", torch.rand((), generator=generator, dtype=torch.float64), persistent=False)
+
+
+@pytest.mark.parametrize(("lane", "ps"), LANES)
+def test_buffers_that_are_not_saved_are_the_chiefs_at_first(
+    lane: str, ps: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[int, dict[str, torch.Tensor]] = {}
+
+    def work(ctx: paceline.Context) -> None:
+        model = Features(ctx.worker_index)
+        ctx.prepare(model, SGD(model.parameters(), lr=0.1))
+        found[ctx.worker_index] = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    paceline.launch(work, ps=ps, workers=3, mode="sync", lane=lane, run_dir=tmp_path)
+    for worker in range(3):
+        assert_same(found[worker], dict(Features(0).named_buffers()), f"worker {worker}")
+    assert capfd.readouterr().out.count("features, mask, scale") == 2
+
+
+def test_buffers_that_are_not_saved_and_not_alike_stay_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[int, torch.Tensor] = {}
+
+    def work(ctx: paceline.Context) -> None:
+        model = Features(ctx.worker_index, width=3 + ctx.worker_index)
+        ctx.prepare(model, SGD(model.parameters(), lr=0.1))
+        found[ctx.worker_index] = model.features.clone()
+
+    paceline.launch(work, ps=1, workers=2, mode="sync", run_dir=tmp_path)
+    assert torch.equal(found[1], Features(1, width=4).features)
+    assert "each keeps its own" in capfd.readouterr().out
 
 
 @pytest.mark.slow

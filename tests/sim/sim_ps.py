@@ -114,6 +114,9 @@ class Ledger:
     def slots(self) -> tuple[list[Any], list[Any]]:
         return [], []
 
+    def refusal_of(self, options: Any) -> str:
+        return ""
+
     def add_up(self, slot: Slot, is_first: bool, job: int, is_again: bool) -> None:
         slot.add_up(is_first)
 

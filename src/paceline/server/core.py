@@ -93,6 +93,7 @@ class Core:
         self.trained_in = -1  # while it has no values: the newest lineage of those who have trained with it
         self.no_start = ""  # why nobody may start here any more
         self.carried = bytearray()
+        self.unsaved = b""  # the chief's buffers that no checkpoint holds, as they were at its prepare()
         self.budget: Budget | None = None
         self.slots: dict[Key, Slot] = {}
         self.peers: dict[Key, Peer] = {}

@@ -353,11 +353,13 @@ class Desk:
             elif message.what == "carried":
                 own = core.snapshots.buffers.get(peer.key[0]) if peer.key is not None else None
                 bulk = [bytes(shard.layout.with_own(core.carried, own) if own else core.carried)]
+            elif message.what == "unsaved":
+                bulk = [core.unsaved]
             elif message.what == "slots":
                 entries, views = shard.slots()
                 bulk = [bytes(v) for v in views]
             else:
-                raise Refused(f"a ps holds parameters, slots, carried and ema, not {message.what}")
+                raise Refused(f"a ps holds parameters, slots, carried, unsaved and ema, not {message.what}")
             version = core.state.version
         peer.channel.say(m.Fetched(version, entries), bulk=bulk)
         return []
@@ -366,6 +368,8 @@ class Desk:
         """Only the chief writes."""
         core, shard = self.core, self.shard()
         limit = 16 * max(shard.size_bytes, 1 << 16) + shard.layout.carried_bytes
+        if message.what == "unsaved":
+            limit = m.MAX_UNSAVED_BYTES + 64
         if frame.bulk_bytes > limit:
             raise ProtocolError(f"{frame.bulk_bytes} bytes to assign, more than {limit} can be meant")
         block = bytearray(frame.bulk_bytes)
@@ -383,6 +387,10 @@ class Desk:
                 core.carried = block
                 if core.durable is not None:
                     core.durable.carried()
+            elif message.what == "unsaved":
+                core.unsaved = bytes(block)
+                if core.durable is not None:
+                    core.durable.unsaved()
             elif message.what == "slots":
                 if wrong := problem(message.slots, shard.layout, len(block)):
                     raise Refused(f"this state cannot be loaded: {wrong}")

@@ -30,9 +30,10 @@ from paceline.wire.messages import Dial, OptimizerSpec, Options, Position
 if TYPE_CHECKING:
     from paceline.server.core import Core
 
-MODEL, CARRIED, COUNTS, BUFFERS = (
+MODEL, CARRIED, UNSAVED, COUNTS, BUFFERS = (
     "model",
     "carried",
+    "unsaved",
     "counts",
     "buffers",
 )  # pieces of memory beside the journal and the shard's own
@@ -196,6 +197,9 @@ class Durable:
     def carried(self) -> None:
         self._core.memory.put(CARRIED, bytes(self._core.carried))
 
+    def unsaved(self) -> None:
+        self._core.memory.put(UNSAVED, self._core.unsaved)
+
     def counts(self) -> None:
         """What nobody decides by, and where everybody was."""
         core, state = self._core, self._core.state
@@ -340,6 +344,8 @@ def _recall_state(core: "Core", known: Known) -> None:
     core.returning = {(w, core.members[w].incarnation) for w in core.members.live}
     carried = core.memory.found(CARRIED)
     core.carried = bytearray(carried.memory) if carried is not None else bytearray()
+    unsaved = core.memory.found(UNSAVED)
+    core.unsaved = bytes(unsaved.memory) if unsaved is not None else b""
 
 
 def _recall_shard(core: "Core", known: Known, model: Model) -> None:

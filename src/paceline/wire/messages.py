@@ -253,9 +253,9 @@ class Ticket(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """what: parameters, slots, carried or ema. tensor: one trained tensor only. is_copy: of the copy that was made for
-    a checkpoint, which must still be the one with that `number`; worker: of carried, that one's buffers alone. A
-    Fetched with bulk answers."""
+    """what: parameters, slots, carried, unsaved or ema. tensor: one trained tensor only. is_copy: of the copy that was
+    made for a checkpoint, which must still be the one with that `number`; worker: of carried, that one's buffers
+    alone. A Fetched with bulk answers."""
 
     what: str
     tensor: int | None = None
@@ -356,10 +356,13 @@ class FreeCopy(Message, frozen=True):
     incarnation: int
 
 
+MAX_UNSAVED_BYTES = 1 << 28  # of buffers that no checkpoint holds: more are not sent
+
+
 class Assign(Message, frozen=True):
     """The chief writes: what = parameters or ema (the bulk is the shard), written (parameters that training changed
-    without the optimizer: averages go on), carried (with `worker`: that one's buffers alone), or slots
-    (described by `slots`)."""
+    without the optimizer: averages go on), carried (with `worker`: that one's buffers alone), unsaved (the chief's
+    buffers that no checkpoint holds), or slots (described by `slots`)."""
 
     what: str
     slots: list[SlotEntry] = []

@@ -103,6 +103,10 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     if trainee.layout.carried_bytes and not first.has_sent_carried:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
+    if not first.has_sent_carried:
+        _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.MAX_UNSAVED_BYTES + 64)
+        if block:
+            trainee.take_unsaved(block)
     trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic
     trainee.goes_on = started.global_step > 0
     trainee.joined(lambda: _loaded(ctx, trainee))
@@ -185,7 +189,10 @@ class FirstValues:
         return loaded
 
     def send_rest(self) -> None:
-        """After every ps has its parameters: what the optimizer remembers, and averages."""
+        """After every ps has its parameters: what the optimizer remembers, averages, and buffers that no checkpoint
+        holds."""
+        if block := self._trainee.unsaved_block():
+            self._trainee.client.links[0].ask(m.Assign("unsaved"), bulk=[block])
         if self._restored is None:
             self._what_it_remembers()
         else:

@@ -17,7 +17,7 @@ from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.script import script_line
 from paceline.worker.slots import scatter
-from paceline.worker.torch_carried import Carried
+from paceline.worker.torch_carried import Carried, take_unsaved, unsaved_block
 from paceline.worker.torch_devices import mapping_lines
 from paceline.worker.torch_gradients import Outgoing
 from paceline.worker.torch_layout import check_options, describe, group_options, optimizer_spec, plain
@@ -99,6 +99,18 @@ class TorchTrainee(Trainee):
 
     def take_carried(self, block: bytearray) -> None:
         self._carried.take(self.layout.carried, self.layout.carried_offsets, block)
+
+    def unsaved_block(self) -> bytes:
+        return unsaved_block(self.model)
+
+    def take_unsaved(self, block: bytearray) -> None:
+        changed = take_unsaved(self.model, block)
+        if changed is None:
+            self._say(
+                "paceline: the buffers with persistent=False are not those of the chief's model: each keeps its own"
+            )
+        elif changed:
+            self._say(f"paceline: with persistent=False, and the chief's values now: {', '.join(changed[:4])}")
 
     def mirror(self) -> None:
         if self._on_device is not None:

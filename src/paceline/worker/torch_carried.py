@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from xxhash import xxh3_64_digest
 
 from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
-from paceline.views import DTYPES, flat, shaped
+from paceline.views import DTYPES, as_bytes, flat, shaped
+from paceline.wire.messages import MAX_UNSAVED_BYTES
 from paceline.worker.script import script_line
 
 COMPILED = "_orig_mod."  # what torch.compile puts into the names of a layer that it wraps
+DIGEST_BYTES = 8
 STATISTICS = ("running_mean", "running_var")
 
 
@@ -113,12 +116,56 @@ def statistics_of(model: nn.Module) -> set[int]:
     return {id(buffer) for buffer in found if buffer is not None and buffer.is_floating_point()}
 
 
+def unsaved_block(model: nn.Module) -> bytes:
+    """Copy the values of the buffers that state_dict() leaves out, behind a digest of their names, shapes and dtypes;
+    empty if there are none, or more than MAX_UNSAVED_BYTES."""
+    buffers = _unsaved(model)
+    if not buffers or sum(buffer.nbytes for buffer in buffers.values()) > MAX_UNSAVED_BYTES:
+        return b""
+    parts = [as_bytes(buffer.detach().cpu().contiguous()) for buffer in buffers.values()]
+    return b"".join([_digest(buffers), *parts])
+
+
+def take_unsaved(model: nn.Module, block: bytes | bytearray) -> list[str] | None:
+    """Overwrite the buffers that state_dict() leaves out with the values in another worker's block. Return the names of
+    those that had other values, or None if the two models' buffers are not alike."""
+    buffers = _unsaved(model)
+    if block[:DIGEST_BYTES] != _digest(buffers):
+        return None
+    start, changed = DIGEST_BYTES, []
+    for name, buffer in buffers.items():
+        part = block[start : start + buffer.nbytes]
+        start += buffer.nbytes
+        if part != bytes(as_bytes(buffer.detach().cpu().contiguous())):
+            vector = torch.frombuffer(bytearray(part), dtype=buffer.dtype)
+            with torch.no_grad():
+                buffer.copy_(vector.view(buffer.shape))
+            changed.append(name)
+    return changed
+
+
+def _unsaved(model: nn.Module) -> dict[str, torch.Tensor]:
+    buffers = {name: buffer for name, buffer, is_saved in _all_buffers(model) if not is_saved}
+    return {n: b for n, b in buffers.items() if b.numel() and b.layout is torch.strided and not b.is_meta}
+
+
+def _digest(buffers: Mapping[str, torch.Tensor]) -> bytes:
+    told = [(_plain(name), tuple(buffer.shape), str(buffer.dtype)) for name, buffer in buffers.items()]
+    return xxh3_64_digest(repr(told).encode())
+
+
 def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every buffer that state_dict() has."""
+    return ((name, buffer) for name, buffer, is_saved in _all_buffers(model) if is_saved)
+
+
+def _all_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Every buffer, and whether state_dict() has it."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+            if buffer is not None:
+                is_saved = name not in module._non_persistent_buffers_set
+                yield f"{prefix}.{name}" if prefix else name, buffer, is_saved
 
 
 def _plain(name: str) -> str:

@@ -147,6 +147,13 @@ class Trainee(ABC):
     def take_carried(self, block: bytearray) -> None:
         """Overwrite the frozen parameters and buffers, at the start: with the chief's, or its earlier ones."""
 
+    def unsaved_block(self) -> bytes:
+        """Copy the values of the buffers that no checkpoint holds; empty where a framework has none."""
+        return b""
+
+    def take_unsaved(self, block: bytearray) -> None:  # noqa: B027 (the same)
+        """Overwrite the buffers that no checkpoint holds with the chief's."""
+
     @abstractmethod
     def find_slots(self) -> None:
         """Where gradients go; a ps that was connected to again has another slot."""

@@ -5,6 +5,8 @@ EXTRAS ?= dev,lab,tb
 STAMP := .venv/.installed-$(EXTRAS)
 PEERS := .venv-peers/.installed
 TOGETHER := -n $(JOBS) --dist worksteal
+COMMA := ,
+SEAM_NEEDS := $(if $(PACELINE_TEST_NEEDS),$(PACELINE_TEST_NEEDS)$(COMMA))accelerate,transformers,lightning
 WITHIN := $(BIN)/python tests/time_limit.py
 TEST_S ?= 600
 TEST_FULL_S ?= 1800
@@ -31,7 +33,7 @@ test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part en
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and alone'
 
 nightly: ## test-full, with the training loops of accelerate, transformers and lightning
-	$(MAKE) test-full EXTRAS=$(EXTRAS),seam
+	PACELINE_TEST_NEEDS=$(SEAM_NEEDS) $(MAKE) test-full EXTRAS=$(EXTRAS),seam
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
 	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q --timeout 290 tests/fuzz

@@ -52,6 +52,7 @@ def page() -> str:
 if __name__ == "__main__":
     import data
     import gradients
+    import libraries
     import loops
     import models
     import optimizers
@@ -59,5 +60,5 @@ if __name__ == "__main__":
     import processes
     import writes
 
-    TOPICS = (optimizers, parameters, writes, gradients, models, loops, data, processes)
+    TOPICS = (optimizers, parameters, writes, gradients, models, loops, data, processes, libraries)
     PAGE.write_text(page())

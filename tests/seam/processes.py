@@ -1,8 +1,9 @@
 """Cases of scripts that fork and start processes: rows of one script (processes_script.py), which runs twice."""
 
-from table import NotCompared, case
+from table import NotCompared, Script, case
 
 TOPIC = "Processes"
+FILE = "processes_script.py"
 ONE_SCRIPT = "Compared on one worker; a cluster of several does the same in each worker."
 
 ROWS = {
@@ -20,4 +21,4 @@ ROWS = {
 }
 NOTES = {"own_training": "Its `optimizer.step()`, of the optimizer that its parent prepared, is refused in the child."}
 for _name, _key in ROWS.items():
-    case(TOPIC, _name, two=NotCompared(), note=NOTES.get(_key, ONE_SCRIPT))(_key)
+    case(TOPIC, _name, two=NotCompared(), note=NOTES.get(_key, ONE_SCRIPT))(Script(FILE, _key))

@@ -52,12 +52,20 @@ Verdict = Equal | Refused | Different | NotCompared
 
 
 @dataclass(frozen=True)
+class Script:
+    """A program in a file of its own, run in processes; `name` is what it calls this case."""
+
+    file: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Case:
     """One row: `one` is the verdict on 1 worker async, `two` that on 2 workers sync."""
 
     topic: str
     name: str
-    recipe: Recipe | str  # or which rows of processes_script.py's file are compared
+    recipe: Recipe | Script
     one: Verdict
     two: Verdict
     note: str
@@ -74,10 +82,10 @@ CASES: dict[str, Case] = {}
 
 def case(
     topic: str, name: str, one: Verdict = EQUAL, two: Verdict = EQUAL, note: str = "", **options: Any
-) -> Callable[[Recipe | str], Recipe | str]:
+) -> Callable[[Recipe | Script], Recipe | Script]:
     """Add a row to the table."""
 
-    def add(recipe: Recipe | str) -> Recipe | str:
+    def add(recipe: Recipe | Script) -> Recipe | Script:
         assert name not in CASES, f"two cases are called {name}"
         CASES[name] = Case(topic, name, recipe, one, two, note, options)
         return recipe

@@ -7,6 +7,7 @@ from typing import Any
 
 import data
 import gradients
+import libraries
 import loops
 import models
 import optimizers
@@ -18,11 +19,21 @@ import writes
 from alike import assert_same, check, run_cluster, run_plain
 from page import PAGE, page
 from safetensors.torch import load_file
-from table import CASES, Case, Different, Equal, NotCompared, Refused, Verdict
+from table import CASES, Case, Different, Equal, NotCompared, Refused, Script, Verdict
 
 from paceline.errors import PacelineError
 
-TOPICS = (optimizers, parameters, writes, gradients, models, loops, data, processes)  # importing them fills the table
+TOPICS = (
+    optimizers,
+    parameters,
+    writes,
+    gradients,
+    models,
+    loops,
+    data,
+    processes,
+    libraries,
+)  # importing them fills the table
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -47,8 +58,8 @@ def judge(each: Case, verdict: Verdict, run_dir: Path, workers: int, **options: 
         assert run_cluster(each.recipe, workers, **options)[1]["ok"]
 
 
-IN_THREADS = [name for name, each in CASES.items() if not isinstance(each.recipe, str)]
-IN_PROCESSES = [name for name in CASES if name not in IN_THREADS]
+IN_THREADS = [name for name, each in CASES.items() if not isinstance(each.recipe, Script)]
+IN_PROCESSES = {n: each.recipe.name for n, each in CASES.items() if getattr(each.recipe, "file", "") == processes.FILE}
 
 
 @pytest.mark.parametrize("name", IN_THREADS)
@@ -56,7 +67,7 @@ def test_one_worker(name: str, tmp_path: Path) -> None:
     judge(CASES[name], CASES[name].one, tmp_path, 1, mode="async", **{"ps": 1, "lane": "inproc", **CASES[name].options})
 
 
-@pytest.mark.parametrize("name", [n for n, each in CASES.items() if not isinstance(each.two, NotCompared)])
+@pytest.mark.parametrize("name", [n for n in IN_THREADS if not isinstance(CASES[n].two, NotCompared)])
 def test_two_workers_in_sync(name: str, tmp_path: Path) -> None:
     lane = "tcp" if sorted(CASES).index(name) % 2 else "shm"
     judge(CASES[name], CASES[name].two, tmp_path, 2, mode="sync", ps=2, lane=lane)
@@ -66,7 +77,7 @@ def test_two_workers_in_sync(name: str, tmp_path: Path) -> None:
 def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
     """What processes_script.py saw as a plain script, and on 1 ps + 1 worker."""
     folder = tmp_path_factory.mktemp("processes")
-    script = str(Path(__file__).with_name("processes_script.py"))
+    script = str(Path(__file__).with_name(processes.FILE))
     started = {
         "plain": [sys.executable, script],
         "cluster": [
@@ -89,13 +100,13 @@ def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", IN_PROCESSES)
 def test_in_processes(name: str, by_script: list[dict[str, torch.Tensor]]) -> None:
-    plain, ours = ({k: v for k, v in seen.items() if k.startswith(str(CASES[name].recipe))} for seen in by_script)
+    plain, ours = ({k: v for k, v in seen.items() if k.startswith(IN_PROCESSES[name])} for seen in by_script)
     assert plain
     assert_same(plain, ours, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, each in CASES.items() if isinstance(each.two, Equal)])
+@pytest.mark.parametrize("name", [n for n in IN_THREADS if isinstance(CASES[n].two, Equal)])
 @pytest.mark.parametrize("lane", ["inproc", "shm", "tcp"])
 @pytest.mark.parametrize("placement", ["bytes", "round_robin", "greedy"])
 def test_equal_on_every_lane_and_placement(name: str, lane: str, placement: str, tmp_path: Path) -> None:

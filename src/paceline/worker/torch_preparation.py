@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.worker.data import batch_size_of, note_epochs, share
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
+from paceline.worker.script import script_line
 from paceline.worker.torch import TorchTrainee
 from paceline.worker.torch_constraints import bind, hold_after_steps
 from paceline.worker.torch_local import LocalTrainee
@@ -58,6 +59,13 @@ def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
             raise UsageError(f"prepare() takes a model, an optimizer, DataLoaders and schedulers, not {given}")
     if len(kinds[0]) > 1 or len(kinds[1]) > 1:
         raise UsageError("prepare() takes one model and one optimizer")
+    for optimizer in kinds[1]:
+        if isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            raise UsageError(
+                f"prepare() was given {with_article(type(optimizer).__name__)} that wraps an {type(inner).__name__}"
+                f"{script_line()}: call ctx.prepare() with the model and the optimizer themselves, and give what it "
+                "returns to the library (accelerator.prepare(), fabric.setup())"
+            )
     for model in kinds[0]:
         if not any(True for _ in model.parameters()):
             raise UsageError(f"the model {type(model).__name__} has no parameters to train")

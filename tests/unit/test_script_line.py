@@ -1,7 +1,9 @@
 """Messages name the line of the user's script, also where a library has called us, and refuse what a library wraps."""
 
 from concurrent.futures import ThreadPoolExecutor
-from types import CodeType
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,24 +14,28 @@ from paceline.errors import UsageError
 from paceline.worker.script import script_line
 
 
-def called_from(path: str, module: str, called: Any) -> Any:
-    """A function of that file, which calls another in its line 3."""
-    code: CodeType = compile("\ndef call():\n    return called()\n", path, "exec")
-    names = {"__name__": module, "called": called}
-    exec(code, names)
-    return names["call"]
+def called_from(path: Path, called: Any) -> Any:
+    """A function in that file, which calls another in its line 3."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\ndef call(called):\n    return called()\n")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return partial(module.call, called)  # no frame of this file
 
 
-def test_a_library_between_the_script_and_us_is_passed_over() -> None:
-    library = called_from(
-        "/venv/lib/python3/site-packages/accelerate/optimizer.py", "accelerate.optimizer", script_line
-    )
-    assert called_from("/home/me/train.py", "__main__", library)() == " (train.py, line 3)"
+def test_a_library_between_the_script_and_us_is_passed_over(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "accelerate" / "optimizer.py"
+    script = called_from(tmp_path / "train.py", called_from(library, script_line))
+    assert script_line().startswith(" (test_script_line.py")
+    assert script() == " (train.py, line 3)"
 
 
-def test_of_an_installed_program_the_line_next_to_us_is_named() -> None:
-    inner = called_from("/venv/site-packages/program/loop.py", "program.loop", script_line)
-    outer = called_from("/venv/site-packages/program/main.py", "program.main", inner)
+def test_of_an_installed_program_the_line_next_to_us_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "site-packages" / "program"
+    inner = called_from(program / "loop.py", script_line)
+    outer = called_from(program / "main.py", inner)
     with ThreadPoolExecutor(1) as pool:  # below it are Python's own files only
         assert pool.submit(outer).result() == " (loop.py, line 3)"
         assert pool.submit(script_line).result() == ""

@@ -1,8 +1,9 @@
 """Messages name the line of the user's script, also where a library has called us, and refuse what a library wraps."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,32 @@ from paceline.errors import UsageError
 from paceline.worker.script import script_line
 
 
-def called_from(path: Path, called: Any) -> Any:
-    """A function in that file, which calls another in its line 3."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\ndef call(called):\n    return called()\n")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return partial(module.call, called)  # no frame of this file
+@pytest.fixture
+def file_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function in a module of that folder and name, which calls another in its line 3."""
+
+    def made(folder: str, name: str, called: Any) -> Any:
+        path = tmp_path / folder / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\ndef call(called):\n    return called()\n")
+        monkeypatch.syspath_prepend(path.parent)
+        return partial(import_module(name).call, called)  # no frame of this file
+
+    yield made
+    for name in [n for n in sys.modules if n.startswith("paceline_test_")]:
+        del sys.modules[name]
 
 
-def test_a_library_between_the_script_and_us_is_passed_over(tmp_path: Path) -> None:
-    library = tmp_path / "site-packages" / "accelerate" / "optimizer.py"
-    script = called_from(tmp_path / "train.py", called_from(library, script_line))
-    assert script_line().startswith(" (test_script_line.py")
-    assert script() == " (train.py, line 3)"
+def test_a_library_between_the_script_and_us_is_passed_over(file_of: Any) -> None:
+    library = file_of("site-packages", "paceline_test_library", script_line)
+    assert file_of(".", "paceline_test_script", library)() == " (paceline_test_script.py, line 3)"
 
 
-def test_of_an_installed_program_the_line_next_to_us_is_named(tmp_path: Path) -> None:
-    program = tmp_path / "site-packages" / "program"
-    inner = called_from(program / "loop.py", script_line)
-    outer = called_from(program / "main.py", inner)
+def test_of_an_installed_program_the_line_next_to_us_is_named(file_of: Any) -> None:
+    inner = file_of("site-packages", "paceline_test_inner", script_line)
+    outer = file_of("site-packages", "paceline_test_outer", inner)
     with ThreadPoolExecutor(1) as pool:  # below it are Python's own files only
-        assert pool.submit(outer).result() == " (loop.py, line 3)"
+        assert pool.submit(outer).result() == " (paceline_test_inner.py, line 3)"
         assert pool.submit(script_line).result() == ""
 
 

@@ -135,12 +135,15 @@ def fill(model: nn.Module) -> None:
         nn.init.constant_(parameter, 0.1)
 
 
+def load_other(model: nn.Module) -> None:
+    """Values not made of the model's own: those may be of prepare(), or what the chief has loaded."""
+    model.load_state_dict({k: torch.linspace(-0.5, 0.5, v.numel()).view_as(v) for k, v in weights(model).items()})
+
+
 case(TOPIC, "parameters initialized anew after prepare()", two=Refused("written"), note=FIRST)(
     partial(rewritten_first, write=fill)
 )
-case(TOPIC, "model.load_state_dict() after prepare()")(
-    partial(rewritten_first, write=lambda model: model.load_state_dict({k: v * 0.5 for k, v in weights(model).items()}))
-)
+case(TOPIC, "model.load_state_dict() after prepare()")(partial(rewritten_first, write=load_other))
 case(TOPIC, "load_state_dict() of a part after prepare()")(
     partial(
         rewritten_first,

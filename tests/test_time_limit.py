@@ -72,6 +72,18 @@ def test_a_run_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Pa
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+def test_the_limit_of_collecting_does_not_hold_while_tests_run(tmp_path: Path) -> None:
+    """Also in the process of xdist that gives the tests out, and collects none itself."""
+    body = (
+        "import os, pathlib\n"
+        "def test_it():\n"
+        "    giver = pathlib.Path(os.environ['TEST_PROCESS_RECORDS'], str(os.getppid()))\n"
+        "    assert giver.read_text() == 'waiting for tests'\n"
+    )
+    code, said = limited(tmp_path, body, [TESTS / "time_limit.py"], XDIST)
+    assert code == 0, said
+
+
 def test_a_run_that_ends_by_itself_is_judged_by_its_tests(tmp_path: Path) -> None:
     assert limited(tmp_path, "def test_it(): pass\n", [TESTS / "time_limit.py"], XDIST)[0] == 0
     assert limited(tmp_path, "def test_it(): assert 0\n", [TESTS / "time_limit.py"], [])[0] == 1

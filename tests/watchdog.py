@@ -49,6 +49,11 @@ def pytest_collection_finish() -> None:
     _disarm("waiting for tests")
 
 
+def pytest_xdist_node_collection_finished() -> None:
+    """In the process that gives the tests out: it collects none itself, so pytest_collection_finish is not called."""
+    _disarm("waiting for tests")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Limit a test as a whole, and remember which threads it leaves."""

@@ -227,7 +227,7 @@ def _loaded(ctx: "Context", trainee: Trainee) -> None:
     loads into its own copy."""
     if not trainee.owner.is_here:
         return
-    if ctx.takes("model.load_state_dict()"):
+    if ctx.takes(trainee.loading):
         trainee.assign_parameters()
     elif ctx.started_at and not ctx.is_assigning:
         trainee.take_newest()

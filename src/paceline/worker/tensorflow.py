@@ -21,10 +21,11 @@ import numpy as np
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import Hardware
 from paceline.cluster.spec import Task
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
+from paceline.worker.script import script_line
 from paceline.worker.tensorflow_constraints import release
 from paceline.worker.tensorflow_gradients import Outgoing, vector
 from paceline.worker.tensorflow_layout import (
@@ -36,6 +37,7 @@ from paceline.worker.tensorflow_layout import (
     learning_rate,
     num_groups,
     optimizer_spec,
+    refuse_extras,
 )
 from paceline.worker.tensorflow_lent import Lent
 from paceline.worker.trainee import Trainee
@@ -46,6 +48,8 @@ tf: Any = import_module("tensorflow") if IS_TENSORFLOW else None
 
 class KerasTrainee(Trainee):
     """One model and its optimizer, bound to the cluster."""
+
+    loading = "model.load_weights() or model.set_weights()"
 
     def __init__(self, model: Any, optimizer: Any, num_ps: int, placement: str, names: Names | None) -> None:
         self.model = model
@@ -133,7 +137,14 @@ class KerasTrainee(Trainee):
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Called by the optimizer with what Keras has clipped and unscaled."""
+        refuse_extras(self.optimizer)
         numbers = [self.number(v) for v in variables]
+        if len(set(numbers)) < len(numbers):
+            twice = next(self.trained[n].spec.name for n in numbers if numbers.count(n) > 1)
+            raise UsageError(
+                f"{twice} is given twice to one apply_gradients(){script_line()}: add its gradients first, or apply "
+                "them one after the other"
+            )
         if in_graph():
             self._apply_in_graph(gradients, numbers)
             return
@@ -168,8 +179,11 @@ class KerasTrainee(Trainee):
             return self.called_out(lambda: self._step_called(float(lr), self._ordered(arrays, numbers)))
 
         dense = [tf.convert_to_tensor(g) for g in gradients]
-        lr = tf.cast(tf.convert_to_tensor(self.optimizer.learning_rate), tf.float32)
-        self.take_back(tf.numpy_function(step, [lr, *dense], self.graph_types()))
+        lr = tf.convert_to_tensor(self.optimizer.learning_rate)
+        before = [weight.variable._value.read_value() for weight in self.trained]
+        with tf.control_dependencies(before):  # what the graph has assigned to them by now is found by the call
+            fresh = tf.numpy_function(step, [lr, *dense], self.graph_types())
+        self.take_back(fresh)
 
     def _step_called(self, lr: float, gradients: list[Any]) -> list[Any]:
         self.lr = lr

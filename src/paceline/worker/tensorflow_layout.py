@@ -160,14 +160,15 @@ def optimizer_spec(optimizer: Any, groups: int, as_torch: bool) -> OptimizerSpec
             f"{kind} cannot run on a ps: its formulas are not known there. These are: {', '.join(MAPPED)}, with "
             "momentum, Nesterov and AMSGrad (`--mode local` takes any optimizer: there it runs on the worker)"
         )
-    _refuse_extras(optimizer)
+    refuse_extras(optimizer)
     if as_torch and kind not in AS_TORCH:
         raise UsageError(f"names: beside a torch worker the optimizer is one of {', '.join(AS_TORCH)}, not {kind}")
     options = group_options(optimizer, learning_rate(optimizer), groups, as_torch)
     return OptimizerSpec(kind if as_torch else f"keras.{kind}", options)
 
 
-def _refuse_extras(optimizer: Any) -> None:
+def refuse_extras(optimizer: Any) -> None:
+    """Refuse what Keras does around an update with memory of its own: it would be left out."""
     for option, instead in (
         ("use_ema", "the ps keep averages with --ema"),
         ("gradient_accumulation_steps", "`--mode sync --extra-tokens` sums several gradients a worker on the ps"),

@@ -16,6 +16,7 @@ import keras
 from paceline.errors import UsageError
 from paceline.worker.exits import true_error
 from paceline.worker.position import Progress
+from paceline.worker.script import script_line
 from paceline.worker.tensorflow import KerasTrainee
 
 LOADERS = ("load_weights", "set_weights")
@@ -31,7 +32,14 @@ def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
     def backend_apply_gradients(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
         trainee.apply(self._clip_gradients(list(grads)), trainable_variables)
 
-    change(optimizer, {"build": build, "_backend_apply_gradients": backend_apply_gradients})
+    def exclude_from_weight_decay(self: Any, *args: Any, **options: Any) -> None:
+        raise UsageError(
+            f"optimizer.exclude_from_weight_decay() comes after prepare(){script_line()}, when the ps know what "
+            "decays: call it before prepare()"
+        )
+
+    members = {"build": build, "_backend_apply_gradients": backend_apply_gradients}
+    change(optimizer, {**members, "exclude_from_weight_decay": exclude_from_weight_decay})
 
 
 def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None], progress: Progress) -> None:

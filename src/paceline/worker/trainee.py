@@ -91,6 +91,7 @@ class Trainee(ABC):
     """One model and its optimizer, bound to the cluster; a framework's own makes it whole."""
 
     is_local = False  # the optimizer runs here, and deltas are pushed
+    loading = "model.load_state_dict()"  # what loads values into the model
 
     def __init__(self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str) -> None:
         self.owner = forks.Owner()

@@ -50,6 +50,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    import children
     import data
     import gradients
     import libraries
@@ -57,8 +58,7 @@ if __name__ == "__main__":
     import models
     import optimizers
     import parameters
-    import processes
     import writes
 
-    TOPICS = (optimizers, parameters, writes, gradients, models, loops, data, processes, libraries)
+    TOPICS = (optimizers, parameters, writes, gradients, models, loops, data, children, libraries)
     PAGE.write_text(page())

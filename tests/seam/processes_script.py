@@ -1,4 +1,4 @@
-"""A script that forks and starts processes in its training loop; run by processes.py as `python` and `paceline run`.
+"""A script that forks and starts processes in its training loop; run by children.py as `python` and `paceline run`.
 
 Writes what it saw to the file that its first argument names, one tensor a row of the table.
 """

@@ -50,7 +50,7 @@ def run_plain(key: str, folder: Path, workers: int) -> None:
     finally:
         for each in started:
             each.kill()
-            each.wait()
+            each.wait(WAIT_S)
 
 
 def run_cluster(key: str, folder: Path, workers: int) -> subprocess.CompletedProcess[str]:

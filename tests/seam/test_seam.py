@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import children
 import data
 import gradients
 import libraries
@@ -12,7 +13,6 @@ import loops
 import models
 import optimizers
 import parameters
-import processes
 import pytest
 import torch
 import writes
@@ -31,7 +31,7 @@ TOPICS = (
     models,
     loops,
     data,
-    processes,
+    children,
     libraries,
 )  # importing them fills the table
 
@@ -59,7 +59,7 @@ def judge(each: Case, verdict: Verdict, run_dir: Path, workers: int, **options: 
 
 
 IN_THREADS = [name for name, each in CASES.items() if not isinstance(each.recipe, Script)]
-IN_PROCESSES = {n: each.recipe.name for n, each in CASES.items() if getattr(each.recipe, "file", "") == processes.FILE}
+IN_PROCESSES = {n: each.recipe.name for n, each in CASES.items() if getattr(each.recipe, "file", "") == children.FILE}
 
 
 @pytest.mark.parametrize("name", IN_THREADS)
@@ -77,7 +77,7 @@ def test_two_workers_in_sync(name: str, tmp_path: Path) -> None:
 def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
     """What processes_script.py saw as a plain script, and on 1 ps + 1 worker."""
     folder = tmp_path_factory.mktemp("processes")
-    script = str(Path(__file__).with_name(processes.FILE))
+    script = str(Path(__file__).with_name(children.FILE))
     started = {
         "plain": [sys.executable, script],
         "cluster": [

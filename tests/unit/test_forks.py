@@ -66,7 +66,7 @@ def held_by_another_thread(lock: "threading.Lock | threading.Condition") -> Iter
     assert is_held.wait(CHILD_S)
     yield
     may_end.set()
-    thread.join()
+    thread.join(CHILD_S)
 
 
 def is_refused(call: Callable[[], object]) -> bool:

@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from types import FrameType
@@ -23,6 +24,7 @@ FIT_INSTEAD = "for epoch in ctx.epochs(n): model.fit(data, epochs=epoch + 1, ini
 LIBRARIES = tuple(
     {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+_PARSING = threading.Lock()  # ast.parse fails in CPython 3.11 when two threads are in it
 Statement = ast.For | ast.AsyncFor | ast.While
 
 
@@ -215,6 +217,7 @@ def _text(frame: FrameType, line: int) -> str:
 @lru_cache(maxsize=64)
 def _tree(file: str, _lines: int) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        with _PARSING:
+            return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return None

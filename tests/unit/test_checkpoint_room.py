@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from small_checkpoint import write_step
 
-from paceline.checkpoint.read import verify
-from paceline.checkpoint.room import elsewhere, give_way, holds, newest_whole
+from paceline.checkpoint.read import newest_whole, verify
+from paceline.checkpoint.room import elsewhere, give_way, holds
 from paceline.checkpoint.store import is_full
 from paceline.errors import CheckpointError
 

@@ -1,9 +1,7 @@
-"""WHICH loop of a script made the steps of a checkpoint, and does it go on from there, or begin again?
+"""Describe the loop of a script that made the steps of a checkpoint: can it go on from there, or does it begin again?
 
-Found by the worker (worker/loops), written into state.json, read by whoever resumes. Pure: names and sentences.
+Found by the worker (worker/loops), written into state.json, read before a run is resumed. Pure: names and sentences.
 """
-
-from collections.abc import Iterable
 
 import msgspec
 
@@ -19,7 +17,7 @@ LOAD = (
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """One loop, where it stands, and what goes on instead of it."""
+    """A training loop: its kind, its place in the script, and the loop to write `instead`, which can be resumed."""
 
     kind: str
     file: str = ""
@@ -29,12 +27,12 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begins_again(self) -> bool:
-        """Whether its counting starts at 0 in every process, whatever was done before."""
+        """Tell whether it counts from 0 in every process, whatever a checkpoint holds."""
         return self.kind in BEGIN_AGAIN
 
     @property
     def change(self) -> str:
-        """What to write where.
+        """Say which line of the script to change, and to what.
 
         >>> Loop(kind=FOR, file="/a/t.py", line=3, text="for e in range(9):", instead="for e in ctx.epochs(9):").change
         'write `for e in ctx.epochs(9):` instead of `for e in range(9):` (t.py, line 3)'
@@ -45,14 +43,14 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
         return f"write `{self.instead}` instead of `{self.text}` {place}"
 
     def refusal(self, begins: str, step: int) -> str:
-        """Why the request that `begins` so is refused, and what to do."""
+        """Say why a resume is refused, and what to do; `begins` names what was asked for."""
         return (
             f"{begins}: the training loop counts from 0 again, so it would not do what remains after global step "
             f"{step} but all of it once more: {self.change}; or {LOAD}."
         )
 
     def stands_in(self, script: str) -> bool:
-        """Whether a script still has this loop, and none that goes on.
+        """Tell whether the text of a script still has this loop, and neither ctx.epochs nor ctx.steps.
 
         >>> loop = Loop(kind=FOR, text="for e in range(9):")
         >>> loop.stands_in("  for e in range(9):"), loop.stands_in("for e in ctx.epochs(9):")
@@ -65,19 +63,13 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
 UNKNOWN = Loop(kind="")
 
 
-def of_all(told: Iterable[dict[str, str | int]]) -> Loop:
-    """Of several workers: one that begins again, if there is any."""
-    loops = [of(each) for each in told]
-    return next((loop for loop in loops if loop.begins_again), loops[0] if loops else UNKNOWN)
-
-
-def of(told: dict[str, str | int]) -> Loop:
-    """The loop that a position or state.json tells of; UNKNOWN where it tells of none that makes sense.
+def of(fields: dict[str, str | int]) -> Loop:
+    """Decode the loop in a position or in state.json; UNKNOWN if there is none, or it cannot be decoded.
 
     >>> of({"kind": "epochs"}).begins_again, of({}) is UNKNOWN
     (False, True)
     """
     try:
-        return msgspec.convert(told, Loop) if told else UNKNOWN
+        return msgspec.convert(fields, Loop) if fields else UNKNOWN
     except msgspec.ValidationError:
         return UNKNOWN

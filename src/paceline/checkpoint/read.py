@@ -171,12 +171,17 @@ def _load(path: Path) -> Loaded:
 
 
 def state_of(path: Path) -> State | None:
-    """The state.json of one checkpoint; None where it cannot be believed."""
+    """Read the state.json of one checkpoint; return None if its size or hash is not what was written."""
     try:
         manifest = read_manifest(path)
         return _state(_whole(path, STATE_JSON, manifest.files[STATE_JSON]), manifest)
     except (CheckpointError, KeyError):
         return None
+
+
+def newest_whole(folder: Path) -> Found | None:
+    """Return the newest checkpoint whose every hash is right, if there is one."""
+    return next((each for each in find(folder) if each.is_complete and not verify(each.path)), None)
 
 
 def verify(path: Path) -> list[str]:

@@ -1,11 +1,10 @@
-"""WHICH checkpoint does `--resume` ask for? Checked as a whole, so that a damaged one is found before anything starts.
+"""Load the checkpoint that `--resume` asks for, every byte checked, so that a damaged one is found before a start.
 
 Called by the launcher before it makes a run, and by the chief that loads the checkpoint. What cannot be resumed is a
 UsageError: a run must never begin anew because the checkpoint that was asked for is damaged.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from paceline.checkpoint import read
@@ -50,11 +49,3 @@ def at(path: Path, warn: Callable[[str], None], asked: str, choices: str) -> Loa
     if found is None:
         raise UsageError(f"{asked}: there is no whole checkpoint in {read.folder_in(path)}; {choices}.")
     return found
-
-
-def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint of a folder whose every hash is right, if there is one."""
-    with suppress(CheckpointError):
-        loaded = read.load_newest(folder)
-        return loaded.path if loaded is not None else None
-    return None

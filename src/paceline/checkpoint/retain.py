@@ -29,8 +29,15 @@ def to_remove(found: Sequence[Found], keep: int, in_use: Collection[Path] = ()) 
 
 
 def used_in(folder: Path, in_use: Collection[Path]) -> list[Path]:
-    """Those that lie in this folder, by the names that they have in it."""
+    """Return those checkpoints that lie in this folder, as paths below it."""
     return [folder / path.name for path in in_use if path.resolve().parent == folder.resolve()]
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint; until that is done it has another name, because a part of it must not look like one."""
+    hidden = path.with_name(f".{path.name.lstrip('.')}.gone")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
 
 
 def retain(folder: Path, keep: int, in_use: Collection[Path] = ()) -> list[Path]:
@@ -40,9 +47,7 @@ def retain(folder: Path, keep: int, in_use: Collection[Path] = ()) -> list[Path]
         sweep(folder)
         gone = to_remove(find(folder), keep, used_in(folder, in_use))
         for path in reversed(gone):  # the oldest first
-            hidden = folder / f".{path.name.lstrip('.')}.gone"  # a folder half removed must not look like a checkpoint
-            os.rename(path, hidden)
-            shutil.rmtree(hidden)
+            remove(path)
     except OSError as error:
         raise CheckpointError(f"Old checkpoints in {folder} could not be removed: {error}.") from error
     return gone

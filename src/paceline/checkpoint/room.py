@@ -4,7 +4,6 @@ Called by worker/saver when a checkpoint could not be written. What gives way is
 never the newest checkpoint whose every hash is right, and never what the run was resumed from.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -12,21 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.checkpoint.manifest import folder_name
-from paceline.checkpoint.read import Found, find, verify
-from paceline.checkpoint.retain import to_remove, used_in
+from paceline.checkpoint.read import Found, find, newest_whole
+from paceline.checkpoint.retain import remove, to_remove, used_in
 from paceline.errors import CheckpointError
 
 
-def newest_whole(folder: Path) -> Found | None:
-    """The newest checkpoint whose every byte is right."""
-    return next((each for each in find(folder) if each.is_complete and not verify(each.path)), None)
-
-
 def give_way(folder: Path, keep: int, in_use: Collection[Path], is_final: bool) -> Path | None:
-    """Remove the oldest checkpoint that the next one would replace; for the final one, any but the newest.
-
-    Returns what was removed; None when nothing can be spared.
-    """
+    """Remove the oldest checkpoint that the next one would replace; for the final one, any but the newest. Return what
+    was removed, None if nothing can be spared."""
     whole = newest_whole(folder)
     if whole is None:
         return None
@@ -34,17 +26,15 @@ def give_way(folder: Path, keep: int, in_use: Collection[Path], is_final: bool) 
     spared = to_remove(found[found.index(whole) :], 1 if is_final else keep - 1, used_in(folder, in_use))
     if not spared:
         return None
-    hidden = folder / f".{spared[-1].name.lstrip('.')}.gone"  # half removed, it must not look like a checkpoint
     try:
-        os.rename(spared[-1], hidden)
-        shutil.rmtree(hidden)
+        remove(spared[-1])
     except OSError:
         return None  # a disk that can only be read
     return spared[-1]
 
 
 def elsewhere(name: str, places: Collection[Path], write: Callable[[Path], Path]) -> Path | None:
-    """Write it into a new folder in the first of these places that takes it; None when none does."""
+    """Write a checkpoint into a new folder in the first of these places that takes it; return None if none does."""
     for place in places:
         try:
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))  # others may write to a place like /tmp
@@ -58,7 +48,7 @@ def elsewhere(name: str, places: Collection[Path], write: Callable[[Path], Path]
 
 
 def other_places(first: Path | None) -> Iterator[Path]:
-    """Where the command was started, then where temporary files go (TMPDIR)."""
+    """Yield the folder in which the command was started, then that of temporary files (TMPDIR)."""
     if first is not None:
         yield first
     with suppress(OSError):
@@ -66,5 +56,5 @@ def other_places(first: Path | None) -> Iterator[Path]:
 
 
 def holds(whole: Found | None, folder: Path, step: int, lineage: int) -> bool:
-    """Whether this very update is saved already."""
+    """Tell whether the newest whole checkpoint is of this very update."""
     return whole is not None and (whole.path, whole.lineage) == (folder / folder_name(step), lineage)

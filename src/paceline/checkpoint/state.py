@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from paceline.checkpoint.loop import UNKNOWN, Loop
+from paceline.checkpoint.loop import of as loop_of
 from paceline.checkpoint.manifest import STATE_JSON, decoded
 from paceline.errors import CheckpointError
 from paceline.modes.spec import ModeSpec
@@ -57,6 +59,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     shards: list[ShardState] = []
     workers: list[WorkerState] = []
+
+    @property
+    def loop(self) -> Loop:
+        """The loop of the script that made these steps; of several workers' loops, one that begins again."""
+        loops = [loop_of(worker.loop) for worker in self.workers]
+        return next((loop for loop in loops if loop.begins_again), loops[0] if loops else UNKNOWN)
 
     def worker(self, index: int) -> WorkerState | None:
         """Where that worker was; None when it was not there."""

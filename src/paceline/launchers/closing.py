@@ -13,9 +13,7 @@ import msgspec
 
 from paceline import files
 from paceline.checkpoint import read
-from paceline.checkpoint.loop import UNKNOWN, Loop, of_all
 from paceline.checkpoint.manifest import step_of
-from paceline.checkpoint.state import State
 from paceline.cluster.spec import Task
 from paceline.launchers.restart import LOST
 from paceline.telemetry import faults
@@ -155,15 +153,9 @@ def how_to_go_on(is_ok: bool, has_model: bool, has_trained: bool = True) -> str:
 
 
 def change_first(model: Path | None) -> str:
-    """What of the script must be changed before it can go on from its newest checkpoint."""
+    """Say which line of the script must be changed before it can be resumed; empty if none."""
     state = read.state_of(model) if model is not None else None
-    loop = loop_of(state) if state is not None else UNKNOWN
-    return f", {loop.change}, then" if loop.begins_again else ""
-
-
-def loop_of(state: State) -> Loop:
-    """The loop whose steps a checkpoint holds."""
-    return of_all(worker.loop for worker in state.workers)
+    return f", {state.loop.change}, then" if state is not None and state.loop.begins_again else ""
 
 
 def without(model: Path | None, global_step: int) -> str:

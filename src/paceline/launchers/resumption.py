@@ -1,4 +1,4 @@
-"""CAN a run go on from where `--resume` says? Checked before anything is made, and said in the first lines.
+"""Find and check what `--resume` names before a run is made, so that a start which cannot resume is refused.
 
 Called by launchers/local, hosts/many, ray/on_ray and `paceline emit`. The chief loads the checkpoint itself.
 """
@@ -13,13 +13,13 @@ from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.checkpoint.state import State
 from paceline.cluster.settings import Settings
 from paceline.errors import UsageError
-from paceline.launchers.closing import loop_of, shown
+from paceline.launchers.closing import shown
 from paceline.launchers.entry import Program
 from paceline.telemetry.paths import RunPaths
 
 
 class Resumption(msgspec.Struct, frozen=True):
-    """What `--resume` names, every byte of which was checked."""
+    """The settings with the checkpoint that `--resume` names, and what the first lines say of it."""
 
     settings: Settings  # where a folder was named, the checkpoint in it
     lines: list[str] = []  # what is resumed, and what was left out as damaged
@@ -43,8 +43,8 @@ def check(settings: Settings, run_dir: str | None, program: Program) -> Resumpti
 
 
 def refuse_plain_loop(state: State, program: Program, asked: str) -> None:
-    """UsageError where a checkpoint's steps are those of a loop that counts for itself, and the script still has it."""
-    loop = loop_of(state)
+    """Refuse to resume a script that still has the loop which made the checkpoint and would count from 0 again."""
+    loop = state.loop
     if not (loop.begins_again and loop.text and state.global_step):
         return
     own = Path(program.script)

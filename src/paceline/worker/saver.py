@@ -17,8 +17,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.checkpoint.read import newest_whole
 from paceline.checkpoint.retain import retain
-from paceline.checkpoint.room import elsewhere, give_way, holds, newest_whole
+from paceline.checkpoint.room import elsewhere, give_way, holds
 from paceline.checkpoint.store import is_full
 from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
 from paceline.params.layout import Layout

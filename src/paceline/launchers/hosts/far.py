@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from paceline.checkpoint import read
-from paceline.checkpoint.request import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
@@ -220,9 +219,9 @@ class Far:
         assert far.ready is not None
         if far.ready.is_shared:
             return ""
-        newest = newest_whole(self._run.paths.checkpoints)
+        newest = read.newest_whole(self._run.paths.checkpoints)
         if newest is not None:
-            self._bring(far, newest)
+            self._bring(far, newest.path.absolute())
         resume = self._run.settings.resume
         if resume in ("auto", "none"):
             return ""

@@ -21,7 +21,6 @@ import msgspec
 
 from paceline import files
 from paceline.checkpoint import read
-from paceline.checkpoint.request import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.cluster import moved
 from paceline.cluster.spec import Task
@@ -348,6 +347,7 @@ def check_version(place: Place) -> None:
 
 def resumed(resume: str, own: Path) -> Path | None:
     """The checkpoint to go on from: the run's newest, else what --resume names."""
-    if (newest := newest_whole(own)) is not None or resume in ("auto", "none"):
-        return newest
+    newest = read.newest_whole(own)
+    if newest is not None or resume in ("auto", "none"):
+        return newest.path.absolute() if newest is not None else None
     return read.named(Path(resume))

@@ -1,10 +1,10 @@
-"""WHAT did they mean? The nearest valid spelling of a mistyped name, as the end of an error sentence.
+"""Spell names in sentences: articles, long lists cut short, the nearest valid spelling of a mistyped name.
 
-Called wherever a name is refused; must never decide anything.
+Called wherever a message names something; must never decide anything.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def with_article(noun: str) -> str:
@@ -13,6 +13,16 @@ def with_article(noun: str) -> str:
     ('an int', 'a list')
     """
     return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Name the first of these, and say how many more there are.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def hint(name: str, valid: Iterable[str]) -> str:

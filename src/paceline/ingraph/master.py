@@ -20,6 +20,7 @@ import msgspec
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Task
+from paceline.cluster.spelling import listed
 from paceline.errors import PacelineError, ProtocolError, UsageError
 from paceline.ingraph.neighbours import Neighbours, caller, still_wanted
 from paceline.ingraph.partition import Def, Part, cut, place, prune
@@ -305,8 +306,7 @@ class Master:
 def _named(works: Sequence[Work]) -> str:
     """What an error calls a task's part of a step: its first nodes."""
     names = [repr(name) for work in works for name, _, _ in work.nodes]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"node{'s' * (len(names) > 1)} {', '.join(names[:MAX_NAMED])}{more}"
+    return f"node{'s' * (len(names) > 1)} {listed(names, MAX_NAMED)}"
 
 
 def _work(part: Part, nodes: Mapping[str, NodeDef], feeds: Mapping[str, Any]) -> Work:

@@ -17,11 +17,12 @@ from pathlib import Path
 import msgspec
 
 from paceline import files
+from paceline.cluster.spelling import listed
 
 VARIABLE = "PACELINE_LOSSES_FD"
 PIPE_BYTES = 4096  # at most so much is written in one piece
 TEXT_CHARS = 500
-NAMED = 3
+NAMED = 3  # files in a line
 # What a file system says, and not what a mistake of ours would: full, over quota, damaged, read-only, gone, too large.
 OF_THE_DISK = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO,
@@ -133,15 +134,13 @@ def lines(losses: Iterable[Loss]) -> list[str]:
     >>> lines([Loss(file=f"w-{n}.log", why="Disk full", lost="what is printed is lost") for n in (0, 1)])
     ['paceline: w-0.log, w-1.log cannot be written (Disk full): what is printed is lost']
     """
-    files: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], set[str]] = {}
     for loss in losses:
-        files.setdefault((loss.why, loss.lost), []).append(loss.file)
-    told = []
-    for (why, lost), names in files.items():
-        named = ", ".join(sorted(set(names))[:NAMED])
-        more = f" and {len(set(names)) - NAMED} more" if len(set(names)) > NAMED else ""
-        told.append(f"paceline: {named}{more} cannot be written ({why}): {lost}")
-    return told
+        names.setdefault((loss.why, loss.lost), set()).add(loss.file)
+    return [
+        f"paceline: {listed(sorted(those), NAMED)} cannot be written ({why}): {lost}"
+        for (why, lost), those in names.items()
+    ]
 
 
 def _pipe_of_two() -> tuple[int, int]:

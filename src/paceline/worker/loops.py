@@ -1,57 +1,49 @@
-"""Find the loop of the user's script that trains, while it runs: from the stack and the script's own text.
+"""Find the loop of the user's script that trains, while it runs, from the stack and the text of the script.
 
-Used by worker/position where neither ctx.epochs nor ctx.steps guides a loop. A pass over the loader, or a push, is
-made somewhere inside that loop; a loop whose own iteration has asked for the pass is not around it.
+Used by worker/position where neither ctx.epochs nor ctx.steps guides a loop. The script begins a pass over the loader,
+or pushes, in the body of that loop. `for batch in loader` is not that loop: its head begins the pass.
 """
 
 import ast
 import linecache
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
 from types import FrameType
 
 from paceline.checkpoint.loop import FIT, FOR, LIBRARY, OWN, PASS, UNKNOWN, WHILE, Loop
+from paceline.worker.script import OURS, is_library, is_of
 
-OURS = ("paceline", "torch", "keras", "tensorflow", "contextlib", "threading", "runpy")
+PASSED_OVER = (*OURS, "contextlib", "threading", "runpy")
 STEP = "global_step"
 PER_EPOCH = "for epoch in ctx.epochs(n):"
 PER_STEP = "for _ in ctx.steps(total):"
+FIT_CALL = "model.fit(…)"  # where the line cannot be read
 FIT_INSTEAD = "for epoch in ctx.epochs(n): model.fit(data, epochs=epoch + 1, initial_epoch=epoch)"
-LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 _PARSING = threading.Lock()  # ast.parse fails in CPython 3.11 when two threads are in it
 Statement = ast.For | ast.AsyncFor | ast.While
 
 
-def around_pass() -> Loop:
-    """The loop in which a pass over the training loader begins; PASS if there is none."""
-    return _found(instead=PER_EPOCH) or (Loop(kind=PASS) if _has_text() else UNKNOWN)
+def around_this(instead: str) -> Loop:
+    """Return the training loop around this call, which `instead` could replace; PASS if there is none, UNKNOWN if the
+    script cannot be read."""
+    return _found(instead) or (Loop(kind=PASS) if _has_text() else UNKNOWN)
 
 
-def around_push() -> Loop:
-    """The loop in which a script steps that has no loader of ours."""
-    return _found(instead=PER_STEP) or (Loop(kind=PASS) if _has_text() else UNKNOWN)
-
-
-def of_fit() -> Loop:
-    """Keras's own, at the script's call of fit, or the script's around that."""
-    if (around := _found(instead=FIT_INSTEAD)) is not None:
+def around_fit() -> Loop:
+    """Return the script's loop around its call of Keras's fit, else the loop of fit itself."""
+    if (around := _found(FIT_INSTEAD)) is not None:
         return around
     frame = next(_frames(), None)
     if frame is None:
-        return Loop(kind=FIT, text="model.fit(…)", instead=FIT_INSTEAD)
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(file, line, frame.f_globals).strip()
-    return Loop(kind=FIT, file=os.path.abspath(file), line=line, text=text or "model.fit(…)", instead=FIT_INSTEAD)
+        return Loop(kind=FIT, text=FIT_CALL, instead=FIT_INSTEAD)
+    return _loop(FIT, frame, frame.f_lineno, FIT_INSTEAD)
 
 
 def _found(instead: str) -> Loop | None:
-    """The outermost loop that counts for itself; if one on the way asks ctx.global_step, that one."""
+    """Return the outermost loop around the call; OWN if one of them counts from where the script says."""
     found: list[tuple[FrameType, Statement]] = []
     for frame in _frames():
         tree = _tree(frame.f_code.co_filename, len(_lines(frame)))
@@ -63,32 +55,33 @@ def _found(instead: str) -> Loop | None:
         return None
     frame, statement = found[-1]
     instead = PER_EPOCH if len(found) > 1 and instead == PER_STEP else instead  # one for passes, one for batches
-    return _library(frame) if _is_library(frame) else _loop(frame, statement, instead)
-
-
-def _loop(frame: FrameType, statement: Statement, instead: str) -> Loop:
-    line = statement.lineno
-    text = _lines(frame)[line - 1].strip()
+    if is_library(frame):
+        shown = _caller_of_library(frame)
+        return _loop(LIBRARY, shown, shown.f_lineno, PER_EPOCH)
     if isinstance(statement, ast.While):
-        instead = f"{instead}` or `while ctx.global_step < total:"
-        return Loop(kind=WHILE, file=os.path.abspath(frame.f_code.co_filename), line=line, text=text, instead=instead)
+        return _loop(WHILE, frame, statement.lineno, f"{instead}` or `while ctx.global_step < total:")
     if instead == PER_EPOCH and (count := _count(statement.iter)):
         instead = f"for {ast.unparse(statement.target)} in ctx.epochs({count}):"
-    return Loop(kind=FOR, file=os.path.abspath(frame.f_code.co_filename), line=line, text=text, instead=instead)
+    return _loop(FOR, frame, statement.lineno, instead)
 
 
-def _library(frame: FrameType) -> Loop:
-    """A library's loop is named by the script's line that has called the library."""
+def _loop(kind: str, frame: FrameType, line: int, instead: str) -> Loop:
+    lines = _lines(frame)
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    file = os.path.abspath(frame.f_code.co_filename)
+    return Loop(kind=kind, file=file, line=line, text=text or (FIT_CALL if kind == FIT else ""), instead=instead)
+
+
+def _caller_of_library(frame: FrameType) -> FrameType:
+    """Return the frame of the script that has called this library; the library's own if there is none."""
     caller: FrameType | None = frame
-    while caller is not None and (_is_library(caller) or _is_ours(caller)):
+    while caller is not None and (is_library(caller) or is_of(PASSED_OVER, caller)):
         caller = caller.f_back
-    shown = caller or frame
-    file, line = shown.f_code.co_filename, shown.f_lineno
-    return Loop(kind=LIBRARY, file=os.path.abspath(file), line=line, text=_text(shown, line), instead=PER_EPOCH)
+    return caller or frame
 
 
 def _count(iterated: ast.expr) -> str:
-    """What a plain `range` counts to.
+    """Return what a plain `range` counts to, as text; empty for all else.
 
     >>> _count(ast.parse("range(args.epochs)", mode="eval").body)
     'args.epochs'
@@ -108,7 +101,7 @@ def _count(iterated: ast.expr) -> str:
 
 
 def _around(frame: FrameType, tree: ast.Module) -> Iterator[Statement]:
-    """The loops of this frame's function whose body is being executed, the innermost first."""
+    """Return the loops of this frame's function whose body is being executed, the innermost first."""
     place = _place(frame)
     first = frame.f_code.co_firstlineno
     found = [
@@ -129,7 +122,7 @@ def _end(node: Statement) -> tuple[int, int]:
 
 
 def _place(frame: FrameType) -> tuple[int, int]:
-    """Line and column of what this frame executes."""
+    """Return line and column of what this frame executes."""
     for number, (line, _, column, _) in enumerate(frame.f_code.co_positions()):
         if number == frame.f_lasti // 2 and line is not None and column is not None:
             return line, column
@@ -137,7 +130,7 @@ def _place(frame: FrameType) -> tuple[int, int]:
 
 
 def _asks_global_step(statement: Statement, tree: ast.Module | None) -> bool:
-    """Whether its header asks for the global step, also in a function of the script, or its body compares it."""
+    """Tell whether a loop's head reads the global step, also in a function that it calls, or its body compares it."""
     header = statement.test if isinstance(statement, ast.While) else statement.iter
     if _names_step(header):
         return True
@@ -150,8 +143,8 @@ def _asks_global_step(statement: Statement, tree: ast.Module | None) -> bool:
 
 
 def _begins_later(statement: Statement, frame: FrameType) -> bool:
-    """Whether it counts from where the script says, in this process: `range(start, n)`, where start is a name that
-    stands for more than 1; the first epoch may be called 1."""
+    """Tell whether a loop counts from where the script says, as `range(start, n)` does where start is a name for more
+    than 1. A name for 1 says nothing: the first epoch may be called 1."""
     match getattr(statement, "iter", None):
         case ast.Name() as name:
             given = _value(name, frame)
@@ -163,7 +156,7 @@ def _begins_later(statement: Statement, frame: FrameType) -> bool:
 
 
 def _value(expression: ast.expr, frame: FrameType) -> object:
-    """What a name, an attribute or a number stands for; None for all else."""
+    """Return what a name, an attribute or a number stands for; None for all else."""
     match expression:
         case ast.Constant(value=value):
             return value
@@ -179,39 +172,26 @@ def _names_step(node: ast.AST) -> bool:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Those of the script and of libraries that it has called, the innermost first; not those that started it."""
+    """Yield the frames of the script and of libraries that it has called, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("paceline.launchers"):
             return
-        if not _is_ours(frame):
+        if not is_of(PASSED_OVER, frame):
             yield frame
         if name == "__main__" and frame.f_code.co_name == "<module>":
             return
         frame = frame.f_back
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in OURS
-
-
-def _is_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(LIBRARIES)
-
-
 def _has_text() -> bool:
-    """Whether the script can be read; what cannot be read may have any loop."""
-    return any(not _is_library(frame) and _lines(frame) for frame in _frames())
+    """Tell whether the text of the script can be read; what cannot be read may have any loop."""
+    return any(not is_library(frame) and _lines(frame) for frame in _frames())
 
 
 def _lines(frame: FrameType) -> list[str]:
     return linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-
-
-def _text(frame: FrameType, line: int) -> str:
-    lines = _lines(frame)
-    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 @lru_cache(maxsize=64)

@@ -134,7 +134,7 @@ class Progress:
     def begin_pass(self, number: int | None = None) -> Position | None:
         """A pass over the training loader begins; `number`: which, if the loader counts. Not None: go on inside it."""
         if not self.is_guided:
-            self._note_loop(loops.around_pass())
+            self._note_loop(loops.around_this(instead=loops.PER_EPOCH))
         if self.on_repeat is not None:
             self.on_repeat(False)
         resumed, self._resumed, self._has_pass = self._resumed, None, True
@@ -170,7 +170,7 @@ class Progress:
     def begin_fit(self, counts_on: bool) -> None:
         """Keras's fit begins to count its epochs; `counts_on`: the script has said from where."""
         if not self.is_guided:
-            self._note_loop(Loop(kind=OWN) if counts_on else loops.of_fit())
+            self._note_loop(Loop(kind=OWN) if counts_on else loops.around_fit())
 
     def begin_fit_epoch(self) -> None:
         """An epoch of fit begins."""
@@ -199,12 +199,11 @@ class Progress:
             if self.on_repeat is not None and not self._has_pass:
                 self.on_repeat(True)
             return
-        self._is_judged = True
         if self.is_guided:
             self.loop = Loop(kind=EPOCHS if self.is_by_epochs else STEPS)
         elif not self._has_pass:
-            self._note_loop(loops.around_push())
-            self._is_judged = True
+            self._note_loop(loops.around_this(instead=loops.PER_STEP))
+        self._is_judged = True
         if self.is_resumed and self.loop.kind not in (EPOCHS, STEPS, OWN) and self.on_unguided is not None:
             self.on_unguided(self.loop)
 

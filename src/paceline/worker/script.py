@@ -1,32 +1,47 @@
-"""Find the line of the user's script that called us, for messages.
+"""Find the line of the user's script that called us, for messages, and tell its frames from those of libraries.
 
-Used by everything in worker/ that refuses what a script has done. Looks at the stack only; imports nothing of ours.
+Used by everything in worker/ that refuses what a script has done, and by worker/loops. Looks at the stack only.
 """
 
 import os
 import sys
 import sysconfig
+from collections.abc import Collection
 from types import FrameType
 
 OURS = ("paceline", "torch", "keras", "tensorflow")
 LAUNCHERS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launchers", "")
-PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
+PYTHON = ("<frozen", *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")))
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def script_line() -> str:
-    """Return where the script is now, as ` (train.py, line 31)`; empty if no frame is the script's. A library between
-    the script and us (accelerate, say) is passed over, unless the whole program is installed."""
+    """Return where the script is now, as ` (train.py, line 31)`; empty if no frame is the script's. Pass over a library
+    between the script and us (accelerate, say), unless the whole program is installed."""
     frame: FrameType | None = sys._getframe(1)
     installed = ""
     while frame is not None:
-        module, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-        is_installed = any(part in path for part in INSTALLED)
-        is_python = path.startswith("<frozen") or (path.startswith(PYTHON) and not is_installed)
-        if module.partition(".")[0] not in OURS and not path.startswith(LAUNCHERS) and not is_python:
+        path = frame.f_code.co_filename
+        if not is_of(OURS, frame) and not path.startswith(LAUNCHERS):
             line = f" ({os.path.basename(path)}, line {frame.f_lineno})"
-            if not is_installed:
+            if not is_library(frame):
                 return line
-            installed = installed or line
+            if _is_installed(path):
+                installed = installed or line
         frame = frame.f_back
     return installed
+
+
+def is_of(packages: Collection[str], frame: FrameType) -> bool:
+    """Tell whether a frame's module belongs to one of these packages."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
+
+
+def is_library(frame: FrameType) -> bool:
+    """Tell whether a frame's file is Python's own, or was installed."""
+    path = frame.f_code.co_filename
+    return path.startswith(PYTHON) or _is_installed(path)
+
+
+def _is_installed(path: str) -> bool:
+    return any(part in path for part in INSTALLED)

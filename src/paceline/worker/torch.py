@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from paceline.cluster.spec import Task
+from paceline.cluster.spelling import listed
 from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
@@ -110,7 +111,7 @@ class TorchTrainee(Trainee):
                 "paceline: the buffers with persistent=False are not those of the chief's model: each keeps its own"
             )
         elif changed:
-            self._say(f"paceline: with persistent=False, and the chief's values now: {', '.join(changed[:4])}")
+            self._say(f"paceline: buffers with persistent=False that have the chief's values now: {listed(changed)}")
 
     def mirror(self) -> None:
         if self._on_device is not None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from xxhash import xxh3_64_digest
 
+from paceline.cluster.spelling import listed
 from paceline.errors import UsageError
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, as_bytes, flat, shaped
@@ -62,7 +63,7 @@ class Carried:
         if not trained:
             return None
         return UsageError(
-            f"{', '.join(trained[:4])} was made after prepare() and trained: no ps knows it, no checkpoint holds it. "
+            f"{listed(trained)} was made after prepare() and trained: no ps knows it, no checkpoint holds it. "
             "Make all layers before prepare() (those that shall wait are frozen until then: requires_grad_(False))"
         )
 

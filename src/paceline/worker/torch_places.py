@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.cluster.spelling import listed
 from paceline.errors import UsageError
 from paceline.worker.script import script_line
 
@@ -180,15 +181,14 @@ def _held_elsewhere(tensors: Mapping[str, torch.Tensor], is_trained: set[int]) -
             continue
         if len(names) > 1 or storage.nbytes() > tensors[names[0]].nbytes:
             raise UsageError(
-                f"{', '.join(names[:4])}: views of a larger tensor that the script holds too. After prepare() they "
+                f"{listed(names)}: views of a larger tensor that the script holds too. After prepare() they "
                 "would no longer be on its memory: clone them before prepare(), or make such a tensor after it"
             )
         held += names
     if not held:
         return ""
-    more = f" and {len(held) - 4} more" if len(held) > 4 else ""
     return (
-        f"paceline: other tensors share the memory of {', '.join(held[:4])}{more} (.data, .detach(), numpy(), "
+        f"paceline: other tensors share the memory of {listed(held)} (.data, .detach(), numpy(), "
         "state_dict() made before prepare()). They keep the values of now: make them after prepare()"
     )
 

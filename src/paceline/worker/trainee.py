@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from paceline import forks
 from paceline.cluster.spec import Task
+from paceline.cluster.spelling import listed
 from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec
@@ -37,7 +38,6 @@ from paceline.worker.slots import Slots, gather
 from paceline.worker.slowness import Slowness
 from paceline.worker.writes import Unwatched, Writes
 
-MAX_NAMES = 4  # of tensors in a message
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
 
 
@@ -268,8 +268,7 @@ class Trainee(ABC):
 
     def _named(self, indices: Sequence[int]) -> str:
         names = [self.layout.trained[index].name for index in indices]
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        return f"{', '.join(names[:MAX_NAMES])}{more} {'was' if len(names) == 1 else 'were'}"
+        return f"{listed(names)} {'was' if len(names) == 1 else 'were'}"
 
     def _send_parameters(self, what: str) -> None:
         self.fill_arena()

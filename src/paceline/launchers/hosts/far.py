@@ -22,6 +22,7 @@ from paceline.cluster import moved
 from paceline.cluster.hosts import Host, joined
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import Task
+from paceline.cluster.spelling import listed
 from paceline.errors import CheckpointError, ClusterError
 from paceline.launchers.children import Children
 from paceline.launchers.crew import Run
@@ -66,8 +67,7 @@ def left_words(names: list[str]) -> str:
     >>> left_words(["latest.pt"])
     'hidden files and links are not sent, nor what cannot be read (latest.pt)'
     """
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"hidden files and links are not sent, nor what cannot be read ({', '.join(names[:NAMED])}{more})"
+    return f"hidden files and links are not sent, nor what cannot be read ({listed(names, NAMED)})"
 
 
 class Far:

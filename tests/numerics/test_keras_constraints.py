@@ -101,7 +101,7 @@ def test_wrong_arguments_are_refused(k: Any) -> None:
         ctx.prepare(model, k.keras.optimizers.SGD(0.1))
         paceline.constrain(kernel, min=0.0)  # as before
         models.append(model)
-        with pytest.raises(UsageError, match=r"first/bias comes after prepare\(\)"):
+        with pytest.raises(UsageError, match=r"first/bias: this comes after prepare\(\)"):
             paceline.constrain(bias, min=0.0)
 
     paceline.launch(run, ps=1, workers=1, save_every="none")

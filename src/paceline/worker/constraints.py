@@ -56,7 +56,14 @@ def _number(name: str, value: Any) -> float | None:
         raise UsageError(f"constrain({name}={value!r}): {name} is a number{script_line()}") from None
 
 
-def check(what: str, constraint: Constraint, dtype: str, dimensions: int) -> None:
-    """Refuse a constraint that the named parameter cannot satisfy."""
-    if problem := constraint.problem(dtype, dimensions):
+def check(what: str, constraint: Constraint, dtype: str, dimensions: int, before: object, is_prepared: bool) -> None:
+    """Refuse a constraint that the named parameter cannot satisfy, that differs from the one it had `before`, or that
+    comes after prepare()."""
+    problem = constraint.problem(dtype, dimensions)
+    if before not in (None, constraint):
+        problem = problem or f"it has a constraint already ({before}), so say all of it in one call"
+    if before is None and is_prepared:
+        late = "this comes after prepare(), when the ps have laid out what they keep: call it before prepare()"
+        problem = problem or late
+    if problem:
         raise UsageError(f"constrain() of {what}: {problem}{script_line()}")

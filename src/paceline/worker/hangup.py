@@ -1,8 +1,7 @@
-"""WHAT does a closed terminal mean? SIGHUP is what one Ctrl+C is; under nohup it is nothing, and nothing to a task.
+"""Treat a closed terminal (SIGHUP) as one Ctrl+C; ignore it under nohup, and in the tasks of a launcher.
 
-Called by cli/main, launchers, ingraph/server and the lab. The system tells a closed terminal to its foreground process
-group, and a shell tells it to its jobs: it may come twice. The tasks of a launcher ignore it: the launcher ends them
-when it has had them save.
+Called by cli/main, launchers, ingraph/server and the lab. The signal may come twice: the system sends it to the
+foreground process group, a shell to its jobs. A launcher ends its tasks itself, once they have saved.
 """
 
 import signal
@@ -13,40 +12,44 @@ from types import FrameType
 
 
 def ignore() -> None:
-    """From now on a closed terminal is nothing to this process, nor to what it executes."""
+    """Ignore closed terminals from now on, in this process and in those that it starts."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def as_interrupt() -> None:
-    """Let it raise KeyboardInterrupt, once; where it is ignored (nohup) it stays so."""
+    """Raise KeyboardInterrupt when the terminal closes, once; do nothing if SIGHUP is ignored (nohup) or handled."""
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
         return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        ignore()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGHUP, interrupt)
+    signal.signal(signal.SIGHUP, _once(_interrupt))
 
 
 @contextmanager
 def handled(handle: Callable[[], None]) -> Iterator[None]:
-    """Let it do this, the first time, and nothing later; where it is ignored, and outside the main thread, nothing."""
+    """Call `handle` when the terminal closes inside, once; not where SIGHUP is ignored, nor outside the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGHUP)
     if not is_main or before is signal.SIG_IGN:
         yield
         return
 
-    def once(number: int, frame: FrameType | None) -> None:
-        ignore()
-        handle()
-
+    once = _once(handle)
     signal.signal(signal.SIGHUP, once)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGHUP) is once:  # who was told once has heard it, until this process ends
+        if signal.getsignal(signal.SIGHUP) is once:  # else it came, and stays ignored
             signal.signal(signal.SIGHUP, before)
+
+
+def _once(handle: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
+    def on_hangup(number: int, frame: FrameType | None) -> None:
+        ignore()
+        handle()
+
+    return on_hangup
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

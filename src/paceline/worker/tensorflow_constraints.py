@@ -53,21 +53,10 @@ def mark(variables: Sequence[Any], constraint: Constraint) -> None:
     for variable in variables:
         if not is_of_keras(type(variable)) or not hasattr(variable, "constraint"):
             raise UsageError(f"constrain() takes variables, not a {type(variable).__name__}{script_line()}")
-        check(variable.path, constraint, variable.dtype, len(variable.shape))
-        before = _original(variable)
-        if isinstance(before, Bounds) and before.constraint == constraint:
-            continue
-        if before is not None:
-            said = before.constraint if isinstance(before, Bounds) else type(before).__name__
-            raise UsageError(
-                f"constrain() of {variable.path}: it has a constraint already ({said}), so say all of it in one "
-                f"call{script_line()}"
-            )
-        if getattr(variable, "is_prepared_by_paceline", False):
-            raise UsageError(
-                f"constrain() of {variable.path} comes after prepare(), when the ps have laid out what they keep: "
-                f"call it before prepare(){script_line()}"
-            )
+        own = _original(variable)
+        before = own.constraint if isinstance(own, Bounds) else None if own is None else type(own).__name__
+        is_prepared = getattr(variable, "is_prepared_by_paceline", False)
+        check(variable.path, constraint, variable.dtype, len(variable.shape), before, is_prepared)
     for variable in variables:
         if _original(variable) is None:
             variable.constraint = Bounds(constraint)

@@ -25,19 +25,8 @@ def mark(parameters: Sequence[Any], constraint: Constraint) -> None:
     for parameter in parameters:
         if not isinstance(parameter, nn.Parameter):
             raise UsageError(f"constrain() takes parameters, not a {type(parameter).__name__}{script_line()}")
-        what = f"a parameter of shape {list(parameter.shape)}"
-        check(what, constraint, str(parameter.dtype), parameter.dim())
-        before = constraint_of(parameter)
-        if before is None and parameter in _prepared:
-            raise UsageError(
-                f"constrain() of {what} comes after prepare(), when the ps have laid out what they keep: call it "
-                f"before prepare(){script_line()}"
-            )
-        if before not in (None, constraint):
-            raise UsageError(
-                f"constrain() of {what}: it has a constraint already ({before}), so say all of it in one "
-                f"call{script_line()}"
-            )
+        what, dtype = f"a parameter of shape {list(parameter.shape)}", str(parameter.dtype)
+        check(what, constraint, dtype, parameter.dim(), constraint_of(parameter), parameter in _prepared)
     for parameter in parameters:
         _constraints[parameter] = constraint
 

@@ -1,5 +1,6 @@
 """The rows of keras_table.py."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -14,8 +15,8 @@ from keras.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from keras.optimizers import SGD, Adam, AdamW, LossScaleOptimizer
-from keras_table import BATCHES, LOSS, KerasJob, case
+from keras.optimizers import SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop
+from keras_table import BATCHES, LOSS, KerasJob, X, Y, case
 
 ALONE = "the other workers would not see it"  # what one of several may not write
 CLOSE = 1e-6 * BATCHES * 3  # a step is within 1e-6 (docs/keras.md)
@@ -278,6 +279,104 @@ def a_schedule(job: KerasJob) -> Any:
     return model
 
 
+def state(optimizer: Any) -> Any:
+    """The optimizer's variables but its iterations and its rate."""
+    return optimizer.variables[2:]
+
+
+@case()
+def optimizer_variables_read(job: KerasJob) -> Any:
+    model, optimizer = prepared(job)
+    for batch in range(BATCHES):
+        job.step(model, optimizer, batch)
+        job.see(*optimizer.variables)
+    return model
+
+
+@case(two=ALONE)
+def momentum_reset(job: KerasJob) -> Any:
+    model, optimizer = prepared(job)
+    job.train(model, optimizer, range(3))
+    for variable in state(optimizer):
+        variable.assign(tf.zeros_like(variable))
+    job.train(model, optimizer, range(3, BATCHES))
+    return model
+
+
+@case(two=ALONE)
+def a_variable_of_a_built_optimizer_kept_and_written(job: KerasJob) -> Any:
+    model, optimizer = job.make(net), momentum()
+    optimizer.build(model.trainable_variables)
+    model, optimizer = job.prepare(model, optimizer)
+    kept = state(optimizer)[1]
+    job.train(model, optimizer, range(3))
+    kept.assign(kept * 0 + 3.0)
+    job.train(model, optimizer, range(3, BATCHES))
+    return model
+
+
+@case(CLOSE, CLOSE)
+def momentum_reset_inside_assign(job: KerasJob) -> Any:
+    model, optimizer = prepared(job, Adam(0.01))
+    job.train(model, optimizer, range(3))
+    with job.ctx.assign() if job.ctx is not None else nullcontext():
+        for variable in state(optimizer):
+            variable.assign(tf.zeros_like(variable))
+        optimizer.iterations.assign(0)
+    job.train(model, optimizer, range(3, BATCHES))
+    return model
+
+
+@case(CLOSE, ALONE)
+def iterations_reset(job: KerasJob) -> Any:
+    model, optimizer = compiled(job, Adam(0.01))
+    job.fit(model)
+    optimizer.iterations.assign(0)
+    job.fit(model)
+    return model
+
+
+@case(CLOSE, ALONE)
+def iterations_set_before_the_first_step(job: KerasJob) -> Any:
+    model, optimizer = prepared(job, Adam(0.01))
+    optimizer.iterations.assign(50)
+    job.train(model, optimizer)
+    return model
+
+
+@case(CLOSE, ALONE)
+def model_and_optimizer_put_back(job: KerasJob) -> Any:
+    model, optimizer = prepared(job, Adam(0.01, amsgrad=True))
+    job.train(model, optimizer, range(3))
+    remembered, weights = [np.array(each) for each in optimizer.variables], model.get_weights()
+    job.train(model, optimizer, range(3, 5))
+    optimizer.set_weights(remembered)
+    model.set_weights(weights)
+    job.train(model, optimizer, range(3, BATCHES))
+    job.see(*optimizer.variables)
+    return model
+
+
+def trained_before(job: KerasJob, optimizer: Any) -> Any:
+    """All workers train on one worker's numbers before `prepare()`, as the chief's values count."""
+    model = job.make(net)
+    own, job.x, job.y = (job.x, job.y), X[0], Y[0]
+    job.train(model, optimizer, range(3))
+    job.x, job.y = own
+    model, optimizer = job.prepare(model, optimizer)
+    job.train(model, optimizer, range(3, BATCHES))
+    job.see(*optimizer.variables)
+    return model
+
+
+case(name="trained before prepare(): SGD")(lambda job: trained_before(job, momentum()))
+case(CLOSE, CLOSE, "trained before prepare(): Adam")(lambda job: trained_before(job, Adam(0.01)))
+case(CLOSE, CLOSE, "trained before prepare(): RMSprop")(
+    lambda job: trained_before(job, RMSprop(0.01, momentum=0.9, centered=True))
+)
+case(CLOSE, CLOSE, "trained before prepare(): Adagrad")(lambda job: trained_before(job, Adagrad(0.1)))
+
+
 @case()
 def a_second_compile(job: KerasJob) -> Any:
     model, optimizer = compiled(job)
@@ -468,5 +567,6 @@ def rows_of_an_embedding(job: KerasJob) -> Any:
 def checkpoints_of_fit(job: KerasJob) -> Any:
     model, _ = compiled(job)
     job.fit(model, epochs=3, callbacks=[ModelCheckpoint(job.path + ".keras")])
-    job.see(*keras.models.load_model(job.path + ".keras").get_weights())
+    loaded = keras.models.load_model(job.path + ".keras")
+    job.see(*loaded.get_weights(), *loaded.optimizer.variables)
     return model

@@ -26,6 +26,7 @@ from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
 from paceline.worker.script import script_line
+from paceline.worker.slots import scatter
 from paceline.worker.tensorflow_constraints import release
 from paceline.worker.tensorflow_gradients import Outgoing, vector
 from paceline.worker.tensorflow_layout import (
@@ -40,6 +41,7 @@ from paceline.worker.tensorflow_layout import (
     refuse_extras,
 )
 from paceline.worker.tensorflow_lent import Lent
+from paceline.worker.tensorflow_optimizer_state import KerasState
 from paceline.worker.trainee import Trainee
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -67,6 +69,11 @@ class KerasTrainee(Trainee):
         self.lr = learning_rate(optimizer)
         self._own_options = MAPPED.get(type(optimizer).__name__, ())
         self._sent_options = self._option_values()
+        self.state: KerasState | None = None
+        if not self.is_local and not self._as_torch:
+            self.state = KerasState(optimizer, type(optimizer).build, self.trained, layout, read, assign)
+        self._is_closed = False
+        self._iterations: int | None = None  # Keras's iterations, as of this step
         self.is_in_graph = False
         self._gradients: list[Any] = []
         self.after_step: Callable[[], None] = lambda: None
@@ -129,8 +136,68 @@ class KerasTrainee(Trainee):
     def find_slots(self) -> None:
         self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.trained, self._me.wire)
 
+    # --- the optimizer's state ------------------------------------------------------------------------------------
+
+    def show_state(self) -> None:
+        """Give the optimizer's variables what the ps remember, for a script that reads them."""
+        if self.state is not None and not (self.is_in_graph or in_graph() or self._is_closed) and self.owner.is_here:
+            self.state.show(self.slots)
+
+    def send_memory(self) -> bool:
+        """Send what the optimizer remembers from before `prepare`. Return whether the ps can take it."""
+        if self.state is not None:
+            scatter(self.client.links, self.plan, self.state.slots({}, None))
+        return self.state is not None
+
+    def forget_count(self) -> None:
+        """The iterations are set to those of a checkpoint, not by the script."""
+        if self.state is not None:
+            self.state.next_count = None
+
+    def assigned(self, is_chief: bool) -> None:
+        if self.state is not None:
+            count = int(self.optimizer.iterations.numpy())
+            is_other = self.state.is_other(count)
+            if is_chief and (is_other or self.state.changed()):
+                self._send_state(self.state, count if is_other else None)
+            self.state.next_count = count
+            self.state.remember()
+
+    def _keep_found(self) -> None:
+        goes_on = self.goes_on
+        super()._keep_found()
+        if self.state is None:
+            return
+        count, self._iterations = self._iterations, None
+        is_other = self.state.is_other(count)
+        if self.state.changed() or is_other:
+            self._keep_state(self.state, count if is_other else None, goes_on)
+        if count is not None:
+            self.state.next_count = count + 1
+
+    def _keep_state(self, state: KerasState, count: int | None, goes_on: bool) -> None:
+        what = "optimizer.iterations was" if count is not None else "the optimizer's variables were"
+        if goes_on:
+            self._say(
+                f"paceline: {what} written between prepare() and the first step, and this run goes on: what the ps "
+                "remember counts"
+            )
+        elif self.is_alone:
+            self._send_state(state, count)
+        else:
+            raise UsageError(
+                f"{what} written by the script after prepare(), before this call{script_line()}: the other workers "
+                "would not see it. Write the optimizer's variables on all workers inside `with ctx.assign():` (the "
+                "chief's values count)"
+            )
+        state.remember()
+
+    def _send_state(self, state: KerasState, count: int | None) -> None:
+        scatter(self.client.links, self.plan, state.slots(self.slots(), count))
+
     def close(self) -> None:
         super().close()
+        self._is_closed = True
         release(weight.variable for weight in self.trained)
 
     # --- one step ---------------------------------------------------------------------------------------------
@@ -148,7 +215,7 @@ class KerasTrainee(Trainee):
         if in_graph():
             self._apply_in_graph(gradients, numbers)
             return
-        self.lr = learning_rate(self.optimizer)
+        self.lr, self._iterations = learning_rate(self.optimizer), int(self.optimizer.iterations.numpy())
         self.step(self._ordered([as_array(g) for g in gradients], numbers))
 
     def number(self, variable: Any) -> int:
@@ -175,18 +242,18 @@ class KerasTrainee(Trainee):
         self.after_step()
 
     def _apply_in_graph(self, gradients: Sequence[Any], numbers: Sequence[int]) -> None:
-        def step(lr: Any, *arrays: Any) -> list[Any]:
-            return self.called_out(lambda: self._step_called(float(lr), self._ordered(arrays, numbers)))
+        def step(lr: Any, count: Any, *arrays: Any) -> list[Any]:
+            self.lr, self._iterations = float(lr), int(count)
+            return self.called_out(lambda: self._step_called(self._ordered(arrays, numbers)))
 
         dense = [tf.convert_to_tensor(g) for g in gradients]
-        lr = tf.convert_to_tensor(self.optimizer.learning_rate)
+        said = [tf.convert_to_tensor(each) for each in (self.optimizer.learning_rate, self.optimizer.iterations)]
         before = [weight.variable._value.read_value() for weight in self.trained]
         with tf.control_dependencies(before):  # what the graph has assigned to them by now is found by the call
-            fresh = tf.numpy_function(step, [lr, *dense], self.graph_types())
+            fresh = tf.numpy_function(step, [*said, *dense], self.graph_types())
         self.take_back(fresh)
 
-    def _step_called(self, lr: float, gradients: list[Any]) -> list[Any]:
-        self.lr = lr
+    def _step_called(self, gradients: list[Any]) -> list[Any]:
         self.step(gradients)
         return self.fresh()
 

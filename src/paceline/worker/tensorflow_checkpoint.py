@@ -15,15 +15,8 @@ from paceline.errors import UsageError
 from paceline.worker.tensorflow import assign
 from paceline.worker.tensorflow_gradients import vector
 from paceline.worker.tensorflow_layout import Names, Weight, weights_of
+from paceline.worker.tensorflow_optimizer_state import SLOTS, variables_of
 
-# What the ps remember of a weight -> where a Keras optimizer has it, one variable a weight.
-SLOTS = {
-    "momentum": ("momentums", "_momentums"),
-    "velocity": ("_velocities",),
-    "velocity_hat": ("_velocity_hats",),
-    "accumulator": ("_accumulators",),
-    "average_gradient": ("_average_gradients",),
-}
 MOST_SAID = 4  # differences in a sentence
 
 
@@ -79,7 +72,7 @@ def _load_optimizer(loaded: Loaded, weights: Mapping[str, Weight], model: Any, o
         weight = weights.get(tensor)
         if weight is None or slot not in SLOTS or not weight.variable.trainable:
             continue
-        kept = next((found for each in SLOTS[slot] if (found := getattr(optimizer, each, None))), None)
+        kept = variables_of(optimizer, slot)
         if kept is None:
             raise UsageError(f"{loaded.path} holds a {slot} of every weight, and this optimizer is made without one.")
         _put(kept[optimizer._get_variable_index(weight.variable)], weight, entry)

@@ -38,8 +38,30 @@ def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
             "decays: call it before prepare()"
         )
 
-    members = {"build": build, "_backend_apply_gradients": backend_apply_gradients}
-    change(optimizer, {**members, "exclude_from_weight_decay": exclude_from_weight_decay})
+    base = type(optimizer)
+
+    def variables(self: Any) -> Any:
+        trainee.show_state()
+        return base.variables.fget(self)
+
+    def showing(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            trainee.show_state()
+            return getattr(base, name)(self, *args)
+
+        return call
+
+    members = {name: showing(name) for name in ("set_weights", "load_own_variables", "save_own_variables")}
+    change(
+        optimizer,
+        {
+            **members,
+            "build": build,
+            "_backend_apply_gradients": backend_apply_gradients,
+            "exclude_from_weight_decay": exclude_from_weight_decay,
+            "variables": property(variables),
+        },
+    )
 
 
 def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None], progress: Progress) -> None:

@@ -4,7 +4,7 @@ Made by worker/tensorflow_preparation, used by worker/position. A schedule is a 
 on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ class KerasOwn:
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._optimizer = optimizer
+        self.on_load: Callable[[], None] = lambda: None
         self._seeds = {f"keras.{n}": v for n, v in enumerate(v for v in model.variables if v.path.endswith(SEED))}
 
     def capture(self) -> dict[str, bytes]:
@@ -45,5 +46,6 @@ class KerasOwn:
         iterations, lr = said.get("iterations"), said.get("lr")
         if isinstance(iterations, int):
             self._optimizer.iterations.assign(iterations)
+            self.on_load()
         if isinstance(lr, float) and isinstance(self._optimizer._learning_rate, keras.Variable):
             self._optimizer.learning_rate = lr

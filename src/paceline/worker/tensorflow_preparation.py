@@ -102,13 +102,16 @@ class _Binding:
         return int(word)
 
     def send_memory(self) -> None:
-        """What a Keras optimizer remembers from before stays here: on the ps it starts anew, and says so."""
-        if int(self.trainee.optimizer.iterations.numpy()) and not self.trainee.is_local:
+        """Send what a Keras optimizer remembers from before, or say that it starts anew."""
+        trainee = self.trainee
+        is_trained = int(trainee.optimizer.iterations.numpy()) > 0
+        if is_trained and not trainee.is_local and not trainee.send_memory():
             self._ctx.say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
 
     def convert(self) -> None:
         trainee = self.trainee
         trainee.after_step = self._ctx.stepped
+        self.own.on_load = trainee.forget_count
         bind([weight.variable for weight in trainee.trained], is_kept=not trainee.is_local)
         if isinstance(trainee, LocalKerasTrainee):
             trainee.follow()

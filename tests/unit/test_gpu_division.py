@@ -10,7 +10,7 @@ from paceline.cluster.validate import check
 from paceline.errors import UsageError
 from paceline.launchers import gpus
 from paceline.launchers.entry import Program
-from paceline.launchers.resuming import command
+from paceline.launchers.resume_command import command
 from paceline.telemetry import summary
 from paceline.telemetry.records import WorkerReport
 

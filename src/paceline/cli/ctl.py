@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.kv import RunOrPs, run_or_ps
+from paceline.cli.kv import RunOrPs, access_by, run_or_ps
 from paceline.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ def mode(
     """Switch to another mode, or to other numbers of it; what is not given is at its default."""
     from paceline.telemetry.lines import switched_line
     from paceline.worker.control import switch_mode
-    from paceline.worker.reach import Access
 
     try:
         done = switch_mode(
             run_or_ps(run),
             name,
-            access=Access(secret_file=secret_file, tls=tls, insecure=insecure),
+            access=access_by(secret_file, tls, insecure),
             wait_s=wait_s,
             say=lambda line: print(line, file=sys.stderr, flush=True),
             replicas_to_aggregate=replicas_to_aggregate,
@@ -88,10 +87,8 @@ def mode(
 def show(run: RunOrPs, secret_file: o.SecretFile = None, tls: o.Tls = False, insecure: o.Insecure = False) -> None:
     """Print the mode that holds now, the global step and the live workers."""
     from paceline.worker.control import shown_by
-    from paceline.worker.reach import Access
 
-    access = Access(secret_file=secret_file, tls=tls, insecure=insecure)
-    print("\n".join(shown(shown_by(run_or_ps(run), access))))
+    print("\n".join(shown(shown_by(run_or_ps(run), access_by(secret_file, tls, insecure)))))
 
 
 def shown(now: "Shown") -> list[str]:

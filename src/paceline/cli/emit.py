@@ -162,7 +162,7 @@ def emit_env(
 
 def shipment(ctx: typer.Context) -> "Shipment":
     """What the flags describe, checked as `run` would check it."""
-    from paceline.launchers import resumption
+    from paceline.launchers import resume_check
     from paceline.launchers.emitting.docker import Shipment, check_image
     from paceline.launchers.entry import Program, check_program
 
@@ -185,7 +185,7 @@ def shipment(ctx: typer.Context) -> "Shipment":
     base = code if ctx.command.name in IN_PODS else os.getcwd()  # pods see nothing of this machine
     if settings.resume not in ("auto", "none"):
         if is_one_host:  # else it lies with the workers
-            resumption.check(settings, None, program)
+            resume_check.check(settings, None, program)
         settings = msgspec.structs.replace(settings, resume=os.path.abspath(os.path.join(base, settings.resume)))
     path = os.path.join(code, Path(script).name) if ctx.command.name in IN_PODS else os.path.abspath(script)
     if ctx.command.name in CONTAINERS and not is_module and not Path(path).is_relative_to(code):

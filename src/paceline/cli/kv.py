@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.worker.kv import Entry
+    from paceline.worker.reach import Access
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Read a run's variables by name from its ps.")
 
@@ -34,10 +35,8 @@ def ls(run: RunOrPs, secret_file: o.SecretFile = None, tls: o.Tls = False, insec
     """List every variable: shape, dtype, version, and which ps hold it."""
     where = run_or_ps(run)
     from paceline.worker import kv
-    from paceline.worker.reach import Access
 
-    access = Access(secret_file=secret_file, tls=tls, insecure=insecure)
-    print_table(HEADERS, [cells(entry) for entry in kv.read(where, access)])
+    print_table(HEADERS, [cells(entry) for entry in kv.read(where, access_by(secret_file, tls, insecure))])
 
 
 @app.command("get")
@@ -51,9 +50,8 @@ def get(
     """Print one variable: what ls says about it, then its values."""
     where = run_or_ps(run)
     from paceline.worker import kv
-    from paceline.worker.reach import Access
 
-    entry, value = kv.value(where, name, Access(secret_file=secret_file, tls=tls, insecure=insecure))
+    entry, value = kv.value(where, name, access_by(secret_file, tls, insecure))
     for header, cell in zip(HEADERS, cells(entry), strict=True):
         print(f"{header}: {cell}")
     print(value)
@@ -74,8 +72,15 @@ def run_folder(run: str) -> Path:
     return found
 
 
+def access_by(secret_file: str | None, tls: bool, insecure: bool) -> "Access":
+    """Make what the flags say of how tasks that were started by hand prove themselves."""
+    from paceline.worker.reach import Access
+
+    return Access(secret_file=secret_file, tls=tls, insecure=insecure)
+
+
 def run_or_ps(run: str) -> Path | str:
-    """RUN as given, or under runs/, or the addresses that it is."""
+    """Return the run folder that RUN names, there or under runs/; RUN itself if it is a list of addresses."""
     from paceline.worker.reach import addresses_of
 
     found = _folder(run)
@@ -83,9 +88,9 @@ def run_or_ps(run: str) -> Path | str:
         return found
     if addresses_of(run):
         return run
-    by_hand = "of tasks that were started by hand give the address of a ps, as in --ps_hosts: HOST:PORT"
+    by_hand = "for tasks that were started by hand, give the address of a ps, as in --ps_hosts: HOST:PORT"
     if Path(run).is_dir():
-        raise UsageError(f"{run} says of no run who takes part (cluster.json is missing); {by_hand}.")
+        raise UsageError(f"{run} is no run folder (it has no cluster.json); {by_hand}.")
     raise UsageError(f"No run folder {run!r}, and none of that name under runs/; {by_hand}.")
 
 

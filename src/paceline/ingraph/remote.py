@@ -20,7 +20,7 @@ from paceline.wire import ops
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import AskStatus, Failed
 from paceline.worker.patience import Patience
-from paceline.worker.script import script_line
+from paceline.worker.script import check_owner
 
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
@@ -81,8 +81,7 @@ class Remote:
         `what`: what an error calls it; None: the op. `on_held`: it is about what lies there on the connection of the
         last call, and nobody waits for another one.
         """
-        if not self._owner.is_here:
-            raise self._owner.refusal(f"{what or op} at {self.name}{script_line()}")
+        check_owner(self._owner, f"{what or op} at {self.name}")
         description, buffers = values.pack((list(args), dict(kwargs or {})))
         bulk = values.bulk(description, buffers)
         what = what or op

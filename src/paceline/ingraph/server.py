@@ -40,7 +40,7 @@ from paceline.transport.reception import Reception
 from paceline.transport.security import Role
 from paceline.worker import hangup, torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
-from paceline.worker.script import script_line
+from paceline.worker.script import check_owner
 
 assert copies.tower and adopted.update  # every server has what towers and placed modules call
 END_S = 2.0  # how long stop() waits for calls that it has just cut off
@@ -130,8 +130,7 @@ class Server:
 
     def join(self) -> None:
         """Serve until this task is stopped: by SIGTERM, Ctrl+C, stop(), or the end of a launched run's client."""
-        if not self._owner.is_here:
-            raise self._owner.refusal(f"server.join(){script_line()}")
+        check_owner(self._owner, "server.join()")
         self._phase = SERVES
         _tell_phase(self._assignment, self._phase)
         aside = Aside(self._assignment)

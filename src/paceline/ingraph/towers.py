@@ -31,7 +31,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import gpus_of, tower_on
 from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
-from paceline.worker.script import script_line
+from paceline.worker.script import check_owner
 from paceline.worker.torch_constraints import refuse_unkept
 from paceline.worker.torch_devices import torch_device
 
@@ -167,7 +167,7 @@ class Towers:
         return told
 
     def _compute(self, asked: Sequence[Asked]) -> list[Computed]:
-        self._check_owner()
+        check_owner(self._owner, "towers used")
         if not self._pools:
             return [tower.compute(loss, batch) for tower, loss, batch in asked]
         futures = [self._pools[tower.place].submit(tower.compute, loss, batch) for tower, loss, batch in asked]
@@ -203,7 +203,7 @@ class Towers:
             yield Update(self.step_count, tuple(range(len(together))), told, 0)
 
     def _train_async(self, loss: Loss, batches: Iterable[Batch]) -> Iterator[Update]:
-        self._check_owner()
+        check_owner(self._owner, "towers used")
         source = iter(batches)
         done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         running = 0
@@ -287,10 +287,6 @@ class Towers:
             tower.close()
         for hook in self._hooks:
             hook.remove()
-
-    def _check_owner(self) -> None:
-        if not self._owner.is_here:
-            raise self._owner.refusal(f"towers used{script_line()}")
 
     def __enter__(self) -> "Towers":
         return self

@@ -19,8 +19,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check
 from paceline.errors import EXIT_OK, UsageError
-from paceline.launchers import closing, descriptors, gpus, plain, ports, resuming
-from paceline.launchers import resumption as resumptions
+from paceline.launchers import closing, descriptors, gpus, plain, ports, resume_check, resume_command
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.folders import put_aside, write_json
@@ -91,9 +90,9 @@ def checked_cluster(request: Request, reserved: ports.Reserved) -> ClusterSpec:
 
 
 def with_checkpoint(request: Request) -> tuple[Request, list[str]]:
-    """The request, which names a whole checkpoint if it names one, and what to say of that; nothing has been made."""
-    resumption = resumptions.check(request.settings, request.run_dir, request.program)
-    return msgspec.structs.replace(request, settings=resumption.settings), resumption.lines
+    """Check what --resume names. Return the request with the path of that checkpoint, and the lines that name it."""
+    settings, lines = resume_check.check(request.settings, request.run_dir, request.program)
+    return msgspec.structs.replace(request, settings=settings), lines
 
 
 def check_folder(request: Request) -> None:
@@ -158,7 +157,7 @@ def run_in(
     """The run that was asked for, in this folder; `hosts`: the flags that name those of the tasks."""
     settings = msgspec.structs.replace(request.settings, run_id=files.as_text(paths.root.name), run_dir=str(paths.root))
     folder = closing.shown(paths.root)
-    resume = resuming.command(request.program, request.ps, request.workers, request.settings, folder, hosts)
+    resume = resume_command.command(request.program, request.ps, request.workers, request.settings, folder, hosts)
     return Run(
         program=request.program,
         cluster=cluster,

@@ -20,7 +20,7 @@ import msgspec
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
-from paceline.launchers import chaos, closing, resuming
+from paceline.launchers import chaos, closing, resume_command
 from paceline.launchers.children import Arrived, Children, Exited, Interrupted
 from paceline.launchers.crew import Crew, Run
 from paceline.launchers.failures import Failures
@@ -224,8 +224,8 @@ def is_saved(run: Run) -> bool:
 
 
 def resume_of(run: Run, crew: Crew) -> str:
-    """The command that goes on with this run."""
-    return resuming.from_elsewhere(run.resume, crew.model) if crew.has_model_here else run.resume
+    """Return the command that resumes this run."""
+    return resume_command.from_elsewhere(run.resume, crew.model) if crew.has_model_here else run.resume
 
 
 def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:

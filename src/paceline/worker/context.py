@@ -39,7 +39,7 @@ from paceline.worker.position import Count, Progress, whole
 from paceline.worker.reporting import Reporter
 from paceline.worker.rewinding import Rewinder
 from paceline.worker.saver import Saver
-from paceline.worker.script import script_line
+from paceline.worker.script import check_owner, script_line
 
 CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
@@ -686,8 +686,8 @@ class Context:
 
     def check_owner(self, what: str) -> None:
         """Refuse in a forked child what only its parent can do; without a cluster there is nothing to refuse."""
-        if self._assignment is not None and not self.owner.is_here:
-            raise self.owner.refusal(f"{what}{script_line()}")
+        if self._assignment is not None:
+            check_owner(self.owner, what)
 
     def _settle(self) -> None:
         """Take the answer of the last push, if it is this process's."""

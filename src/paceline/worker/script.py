@@ -9,6 +9,8 @@ import sysconfig
 from collections.abc import Collection
 from types import FrameType
 
+from paceline import forks
+
 OURS = ("paceline", "torch", "keras", "tensorflow")
 LAUNCHERS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launchers", "")
 PYTHON = ("<frozen", *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")))
@@ -30,6 +32,12 @@ def script_line() -> str:
                 installed = installed or line
         frame = frame.f_back
     return installed
+
+
+def check_owner(owner: forks.Owner, what: str) -> None:
+    """Refuse what a forked child asks of the cluster: only the process that owns a task can do it."""
+    if not owner.is_here:
+        raise owner.refusal(f"{what}{script_line()}")
 
 
 def is_of(packages: Collection[str], frame: FrameType) -> bool:

@@ -33,7 +33,7 @@ from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTa
 from paceline.worker.client import Client, Identity
 from paceline.worker.injection import Injection
 from paceline.worker.position import Progress
-from paceline.worker.script import script_line
+from paceline.worker.script import check_owner, script_line
 from paceline.worker.slots import Slots, gather
 from paceline.worker.slowness import Slowness
 from paceline.worker.writes import Unwatched, Writes
@@ -204,7 +204,7 @@ class Trainee(ABC):
 
     def before_step(self) -> None:
         """Refuse or prepare what must hold before a gradient leaves."""
-        self.check_owner("optimizer.step()")
+        check_owner(self.owner, "optimizer.step()")
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         if self.client.is_pending:
@@ -217,11 +217,6 @@ class Trainee(ABC):
             self.slowness.hold_back()
         if self.injection is not None:
             self.injection.before_push(self.steps + 1, self._spoil)
-
-    def check_owner(self, what: str) -> None:
-        """Refuse what a forked child, which has a copy of all this, asks of the cluster."""
-        if not self.owner.is_here:
-            raise self.owner.refusal(f"{what}{script_line()}")
 
     def check_parameters(self) -> None:  # noqa: B027 (a framework whose tensors cannot move has nothing to check)
         """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
@@ -454,7 +449,7 @@ class Trainee(ABC):
 
     def slots(self) -> Slots:
         """All optimizer state of the cluster."""
-        self.check_owner("the optimizer's state read")
+        check_owner(self.owner, "the optimizer's state read")
         self.settle()
         return gather(self.client.links, self.layout)
 

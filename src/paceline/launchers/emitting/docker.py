@@ -17,7 +17,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task, split_address
 from paceline.errors import UsageError
 from paceline.launchers.entry import Program
-from paceline.launchers.resuming import flags
+from paceline.launchers.resume_command import flags
 
 PLAIN = Settings(run_id="")
 

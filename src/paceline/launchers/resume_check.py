@@ -18,28 +18,22 @@ from paceline.launchers.entry import Program
 from paceline.telemetry.paths import RunPaths
 
 
-class Resumption(msgspec.Struct, frozen=True):
-    """The settings with the checkpoint that `--resume` names, and what the first lines say of it."""
-
-    settings: Settings  # where a folder was named, the checkpoint in it
-    lines: list[str] = []  # what is resumed, and what was left out as damaged
-
-
-def check(settings: Settings, run_dir: str | None, program: Program) -> Resumption:
-    """Find and check the checkpoint; UsageError where there is none that can be used, or where the script's loop would
-    begin again. The worker looks, too: it knows the loop that it is in."""
+def check(settings: Settings, run_dir: str | None, program: Program) -> tuple[Settings, list[str]]:
+    """Find and check the checkpoint. Return the settings with its path where they named a folder, and lines that say
+    what is resumed, and what was left out as damaged. Refuse if no checkpoint can be used, or if the script's loop
+    would begin again; the worker checks the loop, too, because it knows which one it is in."""
     if settings.resume == NONE:
-        return Resumption(settings)
+        return settings, []
     lines: list[str] = []
     folder = RunPaths(run_dir).checkpoints if run_dir is not None else None
     loaded = requested(settings.resume, folder, lines.append)
     if loaded is None:
-        return Resumption(settings, [*lines, f"Nothing to resume in {run_dir}: training starts at step 0"])
+        return settings, [*lines, f"Nothing to resume in {run_dir}: training starts at step 0"]
     refuse_plain_loop(loaded.state, program, f"--resume {settings.resume}")
     if settings.resume != AUTO:
         settings = msgspec.structs.replace(settings, resume=str(loaded.path))
     path = loaded.path if loaded.path.is_relative_to(Path.cwd()) else loaded.path.resolve()
-    return Resumption(settings, [*lines, f"Resuming from {shown(path)}: global step {loaded.state.global_step}"])
+    return settings, [*lines, f"Resuming from {shown(path)}: global step {loaded.state.global_step}"]
 
 
 def refuse_plain_loop(state: State, program: Program, asked: str) -> None:

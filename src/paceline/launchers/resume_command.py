@@ -1,4 +1,4 @@
-"""WHICH command goes on with a run? The one that started it, with its folder and `--resume auto`.
+"""Write the command that resumes a run: the one that started it, with its folder and `--resume auto`.
 
 Called by launchers/local for the last block of a run. Pure. Must never repeat faults that were injected on purpose.
 """
@@ -31,7 +31,7 @@ def command(
 
 
 def from_elsewhere(command: str, model: str) -> str:
-    """The same for a checkpoint that does not lie in the run folder; it becomes a run of its own.
+    """Change such a command for a checkpoint outside of the run folder, which begins a run of its own.
 
     >>> from_elsewhere("paceline run --run-dir runs/r --resume auto --ps 1 train.py", "/tmp/r/step-00000007")
     'paceline run --resume /tmp/r/step-00000007 --ps 1 train.py'

@@ -7,7 +7,7 @@ import pytest
 from paceline.cli import options
 from paceline.cluster.settings import Settings
 from paceline.launchers.entry import Program
-from paceline.launchers.resuming import OWN, command
+from paceline.launchers.resume_command import OWN, command
 
 PROGRAM = Program(script="train.py", args=("--name", "a b"))
 

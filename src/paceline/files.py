@@ -22,7 +22,7 @@ LINK = "it is a symbolic link, and none is followed there"
 
 
 class Refused(OSError):
-    """A file that was not opened for what it is."""
+    """A file that was refused for what it is: a link, a pipe, too large."""
 
     def __init__(self, number: int, name: str, why: str) -> None:
         super().__init__(number, f"{name}: {why}")
@@ -131,7 +131,7 @@ def appending(root: Path | str, path: Path) -> BinaryIO:
 
 
 def _explained(error: OSError, name: str, folder: int) -> OSError:
-    """The same error, which says so where the reason is a link: systems have two numbers for that."""
+    """Return the same error, or one that names the link where that is the reason (systems use two numbers for it)."""
     try:
         is_link = stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:

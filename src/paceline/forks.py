@@ -1,9 +1,8 @@
-"""WHICH process is this? A child that the script forks holds copies of what its parent has, and must not act for it.
+"""Keep children that a script forks from acting for their parent: they hold copies of its connections and memory.
 
-The one place that knows it: os.fork, multiprocessing's "fork" and DataLoader workers all pass here. What a task holds
-beyond its own memory registers with `hold`, and is let go of in a child without a word to the other side; whatever acts
-for a task keeps an `Owner` and asks it. A task that launchers/forking makes has made nothing before its fork, so there
-everything is its own.
+os.fork, multiprocessing's "fork" and DataLoader workers all pass here. Objects with descriptors or shared memory
+register with `hold` and are closed in a child, without a message to the other side. Objects that act for a task keep an
+`Owner` and ask it. A task that launchers/forking makes has made nothing before its fork, so it owns everything.
 """
 
 import os
@@ -23,7 +22,7 @@ class Held(Protocol):
     """A descriptor, or memory that several processes map."""
 
     def close_in_child(self) -> None:
-        """Let go of it in a forked child, so that nothing changes for the parent. Must not raise or wait."""
+        """Close this in a forked child, so that nothing changes for the parent. Must not raise or wait."""
 
 
 class Owner:
@@ -41,7 +40,7 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is that process, and not a child of it."""
+        """Tell whether this is that process, not a child of it."""
         return self._depth == _depth
 
     def refusal(self, what: str) -> UsageError:
@@ -55,12 +54,12 @@ _held: "weakref.WeakSet[Held]" = weakref.WeakSet()
 
 
 def hold(held: Held) -> None:
-    """Have this let go of in every child that is forked from now on."""
+    """Have this closed in every child that is forked from now on."""
     _held.add(held)
 
 
 def release(held: Held) -> None:
-    """Take it back: it is gone here, too."""
+    """Undo `hold`: it is closed here, too."""
     _held.discard(held)
 
 

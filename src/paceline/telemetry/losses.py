@@ -1,8 +1,8 @@
-"""Say that a file cannot be written, on a way that needs no disk: a pipe to whoever started this task.
+"""Tell the launcher that a file cannot be written, through a pipe: that needs no disk.
 
-A full disk loses logs and records first, so what they would say of it must not go into them. launchers/here makes the
-pipe and the launcher shows what comes; a task that was started by hand prints to its own stderr. Every file is told of
-once, and again only after it could be written meanwhile. Must never wait and never raise.
+A full disk loses logs and records first, so they cannot hold this message. launchers/here makes the pipe and the
+launcher prints what comes; a task that was started by hand prints to its own stderr. Each file is named once, and again
+only after it could be written meanwhile. Must never wait and never raise.
 """
 
 import errno
@@ -23,7 +23,7 @@ VARIABLE = "PACELINE_LOSSES_FD"
 PIPE_BYTES = 4096  # at most so much is written in one piece
 TEXT_CHARS = 500
 NAMED = 3  # files in a line
-# What a file system says, and not what a mistake of ours would: full, over quota, damaged, read-only, gone, too large.
+# Errors of the file system, not of our code: full, over quota, damaged, read-only, gone, too large.
 OF_THE_DISK = (
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOENT, errno.ESTALE, errno.ENODEV, errno.ENXIO,
     errno.EFBIG,
@@ -34,8 +34,8 @@ _told: set[Path] = set()
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that could not be written; `lost`: what that means, in a sentence's end; `model`: where the final
-    checkpoint lies, if that was it."""
+    """A file that could not be written; `lost`: the end of a sentence that says what that costs; `model`: where the
+    final checkpoint lies instead."""
 
     file: str
     why: str
@@ -53,7 +53,7 @@ class Losses:
         self._lock = threading.Lock()
 
     def new(self) -> list[Loss]:
-        """What has come since the last call."""
+        """Return what has come since the last call."""
         with self._lock:
             return self._new()
 
@@ -72,7 +72,7 @@ class Losses:
         return found
 
     def close(self) -> None:
-        """No task runs any more; what the last ones have said comes with the next call of new()."""
+        """Close the pipe when no task runs any more; the next call of new() returns what is left in it."""
         with self._lock:
             if self._reader >= 0:
                 self._last = self._new()
@@ -82,7 +82,7 @@ class Losses:
 
 
 def begin(number: str) -> None:
-    """In a task: take over the pipe that it was started with, which programs that it starts itself do not get."""
+    """Use the pipe that this task was started with; programs that it starts itself do not inherit it."""
     global _pipe
     if number.isdecimal():
         _pipe = int(number)
@@ -91,7 +91,7 @@ def begin(number: str) -> None:
 
 
 def tell(file: Path | str, error: BaseException, lost: str, model: str = "") -> None:
-    """Say it, unless it was said of this file already."""
+    """Tell that a file cannot be written, unless that was told already."""
     path = Path(file)
     if path in _told and not model:
         return
@@ -106,7 +106,7 @@ def tell(file: Path | str, error: BaseException, lost: str, model: str = "") -> 
 
 
 def removed(file: Path | str, descriptor: int, lost: str) -> bool:
-    """Whether an open file has no name any more, so that nobody will read it; it is told."""
+    """Tell whether an open file was removed, so that what is written is lost; if so, say it."""
     if os.fstat(descriptor).st_nlink:
         return False
     tell(file, OSError(errno.ENOENT, "it was removed"), lost)
@@ -114,12 +114,12 @@ def removed(file: Path | str, descriptor: int, lost: str) -> bool:
 
 
 def written(file: Path | str) -> None:
-    """This one could be written: the next time it cannot be is news."""
+    """Note that this file could be written, so that the next failure is told again."""
     _told.discard(Path(file))
 
 
 def reason(error: BaseException) -> str:
-    """Why, in the system's words where it is the system's error.
+    """Return the reason of an error, in the system's words if it is the system's.
 
     >>> reason(OSError(28, "No space left on device", "/x"))
     'No space left on device'
@@ -129,7 +129,7 @@ def reason(error: BaseException) -> str:
 
 
 def lines(losses: Iterable[Loss]) -> list[str]:
-    """A line for each reason and consequence, with the files that they are the same for.
+    """Write a line for each reason and consequence, with all files that share them.
 
     >>> lines([Loss(file=f"w-{n}.log", why="Disk full", lost="what is printed is lost") for n in (0, 1)])
     ['paceline: w-0.log, w-1.log cannot be written (Disk full): what is printed is lost']
@@ -144,7 +144,7 @@ def lines(losses: Iterable[Loss]) -> list[str]:
 
 
 def _pipe_of_two() -> tuple[int, int]:
-    """Where there is no pipe2."""
+    """Make the pipe on systems without pipe2."""
     ends = os.pipe()
     for end in ends:
         fcntl.fcntl(end, fcntl.F_SETFL, os.O_NONBLOCK)

@@ -1,7 +1,7 @@
-"""WHAT if nobody can take what is printed? It is lost, and nothing else: printing ends no run and no task.
+"""Lose what cannot be printed (closed terminal, full disk) without an error: printing ends no run and no task.
 
 Called by cli/main for every verb, and in a task's process by launchers/entry, launchers/task and ingraph/server. To
-the script stdout and stderr look as before. complain() is where every failure is told.
+the script stdout and stderr look as before. complain() prints every failure.
 """
 
 import errno
@@ -22,13 +22,13 @@ from paceline.telemetry import losses
 
 LOST = "what its task prints is lost until there is room again; training goes on"
 REMOVED = "what its task prints from here on is lost; training goes on"
-BUSY_MS = 1000  # how long a reader that was told not to let us wait may take all the same
+BUSY_MS = 1000  # how long a full pipe that does not block is waited for
 NOT_READ = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # a reader that has gone, a terminal that was closed
 STANDARD = (0, 1, 2)
 
 
 class Lossy(io.FileIO):
-    """A stream that forgets what cannot be written, and knows why the first of it could not."""
+    """A stream that drops what cannot be written, and keeps the first error."""
 
     lost: OSError | None = None
     log: Path | None = None  # the file that it is, where that is the log of a task
@@ -49,20 +49,20 @@ class Lossy(io.FileIO):
         return size if written is None else written
 
     def _is_free(self) -> bool:
-        """Wait a moment for the reader of a pipe that does not let writers wait."""
+        """Wait a moment for room in a pipe that does not block."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)
         return bool(poll.poll(BUSY_MS))
 
 
 def keep_printing(is_task: bool) -> None:
-    """From now on print() in this process raises nothing: closed terminal, gone reader, full disk, odd encoding."""
+    """Have print() in this process raise nothing from now on: closed terminal, gone reader, full disk, odd encoding."""
     _open_closed()
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream, original = getattr(sys, name), getattr(sys, f"__{name}__")
-        if stream is None:  # it was closed when we began
+        if stream is None:  # it was closed when this process began
             stream = original = io.TextIOWrapper(io.FileIO(descriptor, "wb", closefd=False), encoding="utf-8")
-        if stream is original and isinstance(stream, io.TextIOWrapper):  # not one that somebody else has put there
+        if stream is original and isinstance(stream, io.TextIOWrapper):  # not one that a library has put there
             stream.flush()
             setattr(sys, name, lossy(stream, is_task))
 
@@ -81,7 +81,7 @@ def _open_closed() -> None:
 
 
 def lossy(stream: io.TextIOWrapper, is_task: bool) -> io.TextIOWrapper:
-    """Another stream to the same file, which forgets; what its encoding lacks is written as an escape."""
+    """Make a stream to the same file that drops what cannot be written; letters its encoding lacks become escapes."""
     raw = Lossy(stream.fileno(), "wb", closefd=False)
     raw.name = stream.name
     if is_task and is_file(raw):
@@ -100,12 +100,12 @@ def lossy(stream: io.TextIOWrapper, is_task: bool) -> io.TextIOWrapper:
 
 
 def is_file(raw: Lossy) -> bool:
-    """Whether it is a file on some disk."""
+    """Tell whether this is a file on a disk."""
     return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
 def path_of(descriptor: int) -> Path | None:
-    """Which file that is, where the system says it."""
+    """Return the path of an open file, where the system says it."""
     try:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:
@@ -113,7 +113,7 @@ def path_of(descriptor: int) -> Path | None:
 
 
 def unwritten() -> OSError | None:
-    """Why some of stdout could not be written, where that is not because its reader wanted no more."""
+    """Return why some of stdout could not be written; None if all was, or if the reader of a pipe has gone."""
     sys.stdout.flush()
     buffer = getattr(sys.stdout, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
@@ -123,7 +123,7 @@ def unwritten() -> OSError | None:
 
 
 def json_text(value: object, indent: int = 0) -> str:
-    """A value as JSON that can be printed: a letter that stdout's encoding lacks becomes an escape of JSON's own."""
+    """Encode a value as JSON that can be printed: letters that stdout's encoding lacks become escapes."""
     encoded = files.as_json(value)
     text = (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
     try:
@@ -134,10 +134,10 @@ def json_text(value: object, indent: int = 0) -> str:
 
 
 def stream_of(code: int) -> TextIO:
-    """Where the last words of a run with this exit code go."""
+    """Return the stream for the last block of a run with this exit code."""
     return sys.stderr if code else sys.stdout
 
 
 def complain(text: str) -> None:
-    """Tell a failure, on stderr and by our name: results, which others read, are on stdout."""
+    """Print a failure on stderr, with our name in front; results, which programs read, go to stdout."""
     print(f"paceline: {text}", file=sys.stderr, flush=True)

@@ -85,7 +85,7 @@ class Progress:
         self.length: int | None = None  # batches of this pass, where that is known
         self.loop = UNKNOWN  # which loop of the script trains
         self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
-        self.on_unguided: Callable[[Loop], None] | None = None  # it goes on, and its loop is not told where
+        self.on_unguided: Callable[[Loop], None] | None = None  # called if the run goes on, and the loop does not
         self.on_repeat: Callable[[bool], None] | None = None  # may end it; False: between two passes
         self._is_judged = False
         self._has_pass = False
@@ -107,7 +107,7 @@ class Progress:
     # --- going on ---------------------------------------------------------------------------------------------
 
     def resume(self, position: Position) -> None:
-        """Go on from there."""
+        """Take this position of an earlier start as the place to go on from."""
         self.epoch, self.passes, self.batch = position.epoch, position.passes, position.batch
         self.done = self._stood_done = position.done
         self._stood = position.numbers
@@ -118,7 +118,7 @@ class Progress:
             self._rng_to_set = position
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that remain; `count` is whole()."""
+        """Yield the epochs that remain of `count`, which whole() has checked."""
         if self._resumed is not None and loop_of(self._resumed.loop).kind not in ("", EPOCHS):
             self.epoch = self.done  # of another loop a pass was an epoch
         self.is_guided = self.is_by_epochs = True
@@ -132,7 +132,8 @@ class Progress:
         self.boundary(EPOCH, is_last=True)
 
     def begin_pass(self, number: int | None = None) -> Position | None:
-        """A pass over the training loader begins; `number`: which, if the loader counts. Not None: go on inside it."""
+        """Begin a pass over the training loader; `number`: which, if the loader counts. Return the position to go on
+        from if the pass was begun before a restart."""
         if not self.is_guided:
             self._note_loop(loops.around_this(instead=loops.PER_EPOCH))
         if self.on_repeat is not None:
@@ -152,34 +153,34 @@ class Progress:
 
     @property
     def goes_on_in_pass(self) -> bool:
-        """Whether the next pass was begun before a restart."""
+        """Tell whether the next pass was begun before a restart."""
         return self._resumed is not None
 
     def end_pass(self) -> None:
-        """The next batch will be the first of another pass."""
+        """End this pass: the next batch is the first of another one."""
         self.passes, self.batch, self.is_in_pass, self._start = self.passes + 1, 0, False, {}
         self.is_exhausted = False
 
     def pass_was_taken(self) -> None:
-        """The pass that was gone on with has no batch left: the next one begins in its place."""
-        if self.length is None:  # nobody could know when it was told
+        """End a pass that a restarted worker found without a batch left; the next pass begins in its place."""
+        if self.length is None:  # the position could not count it: where the pass ends was not known
             self.done += 1
             self.epoch += self.is_by_epochs
         self.end_pass()
 
     def begin_fit(self, counts_on: bool) -> None:
-        """Keras's fit begins to count its epochs; `counts_on`: the script has said from where."""
+        """Note that Keras's fit begins to count its epochs; `counts_on`: from where the script says."""
         if not self.is_guided:
             self._note_loop(Loop(kind=OWN) if counts_on else loops.around_fit())
 
     def begin_fit_epoch(self) -> None:
-        """An epoch of fit begins."""
+        """Note that an epoch of fit begins."""
         self._has_pass = True
         if self.on_repeat is not None:
             self.on_repeat(False)
 
     def end_fit_epoch(self) -> None:
-        """An epoch of fit is over."""
+        """Note that an epoch of fit is over."""
         self.done += 1
         self._stood_done = self.done
 
@@ -194,7 +195,7 @@ class Progress:
             self.loop, self._is_judged = Loop(kind=OWN) if is_own else loop, False
 
     def before_push(self) -> None:
-        """A step ends. At the first one it is known which loop trains; one that begins again must not go on."""
+        """Find the training loop at the first step; refuse or warn if the run goes on and that loop begins again."""
         if self._is_judged:
             if self.on_repeat is not None and not self._has_pass:
                 self.on_repeat(True)
@@ -208,15 +209,15 @@ class Progress:
             self.on_unguided(self.loop)
 
     def took_all(self) -> None:
-        """The pass is over. With ctx.epochs the next place to begin is the next epoch: nobody gets a pass without a
-        batch. Else what the script does until the next pass, it does again if it is started again now."""
+        """Note that the pass is over. With ctx.epochs a restarted worker begins with the next epoch, never with a pass
+        without batches. Without it, the script repeats what it does between this pass and the next."""
         self.done += not self.is_exhausted and self.is_in_pass
         self.is_exhausted = True
         if self._stood == (self.epoch, self.passes, self.batch) and not self._has_pushed:
             self._last = self.here(BATCH, 0)
 
     def boundary(self, kind: str, is_last: bool = False) -> None:
-        """The next step begins here."""
+        """Note that the next step begins here; take the position if it is asked for."""
         if self._rng_to_set is not None and self._rng_to_set.at == kind:
             self.own.restore(self._rng_to_set.rng)
             self._rng_to_set = None
@@ -231,11 +232,11 @@ class Progress:
     # --- saving -----------------------------------------------------------------------------------------------
 
     def announced(self, version: int) -> None:
-        """The update that makes this version will be saved; the next push is for it."""
+        """Note that the update which makes this version will be saved, and that the next push is for it."""
         self._announced = version
 
     def pushed(self) -> None:
-        if self._armed:  # a loop without any boundary that we could see: say what we know
+        if self._armed:  # a loop without a boundary: send the numbers, without random states
             self._send(self._numbers(self._armed))
             self._armed = 0
         self._has_pushed = True
@@ -243,7 +244,7 @@ class Progress:
             self._armed, self._announced = self._announced, 0
 
     def _tell(self, kind: str) -> None:
-        """Take the position; send it, if an update is to be saved with it."""
+        """Take the position; send it if an update is to be saved with it."""
         position = self.here(kind, self._armed)
         self._last, self._is_asked = position, False
         if self._armed:
@@ -251,7 +252,7 @@ class Progress:
             self._send(position)
 
     def here(self, kind: str, version: int) -> Position:
-        """Where we are now, with everything that going on from here needs."""
+        """Return the position here, with everything that going on from it needs."""
         schedulers, groups = self.own.options()
         if (self.is_exhausted or self._is_taken) and self.is_by_epochs and kind != EPOCH:
             numbers, kind, start = (self.epoch + 1, self.passes + 1, 0), EPOCH, {}
@@ -264,7 +265,7 @@ class Progress:
         )  # fmt: skip
 
     def _done_here(self) -> int:
-        """The passes that were taken to their end, also one whose loader has not said so yet."""
+        """Count the passes that were taken to their end, with one whose last batch was just taken."""
         return self.done + (self._is_taken and not self.is_exhausted)
 
     @property
@@ -276,7 +277,7 @@ class Progress:
         return told
 
     def at_end(self, version: int) -> Position:
-        """For the last checkpoint, or one that the script asks for: where the next step would begin."""
+        """Return where the next step would begin, for the last checkpoint or one that the script asks for."""
         last = self._last
         if self._has_pushed and self._kind:
             return self.here(self._kind, version)
@@ -289,7 +290,7 @@ class Progress:
         return self._rough(version, self._stood, schedulers, groups)
 
     def _rough_options(self) -> tuple[Schedulers, Groups]:
-        """Somewhere in an epoch whose batches we do not see: it begins again, and with it what does not go on."""
+        """Return the options for an epoch whose batches are not seen. It begins again, so they are as when it began."""
         return self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
 
     def _send(self, position: Position) -> None:
@@ -299,8 +300,8 @@ class Progress:
     # --- heartbeats: another thread asks ----------------------------------------------------------------------
 
     def beat(self) -> Position:
-        """Where the last boundary was; its options are as old as the boundary before the last beat, or as the epoch
-        if none of it was asked for. Those that go on are as they are."""
+        """Return the position of the last boundary. Its options are those of the boundary before the last beat, or of
+        the epoch's begin; options that count all steps (`goes_on`) are those of now."""
         self._is_asked = True
         stood, last = self._stood, self._last
         schedulers, groups = (last.schedulers, last.groups) if last is not None else self._begun
@@ -315,20 +316,20 @@ class Progress:
         )  # fmt: skip
 
     def _options_at(self, stood: tuple[int, int, int]) -> tuple[Schedulers, Groups] | None:
-        """The options of that boundary, if they cannot have changed since: schedulers are stepped after a push. What
-        goes on is of now."""
+        """Return the options of that boundary if they cannot have changed since (schedulers are stepped after a push);
+        options that count all steps are those of now."""
         goes_on = self.own.goes_on
         if self._has_pushed and not goes_on:
             return self._begun if self._kind == EPOCH else None
         try:
             options = self.own.options()
-        except RuntimeError:  # they were changed under our eyes
+        except RuntimeError:  # the training thread changed them meanwhile
             return None
         return options if goes_on or not (self._has_pushed or self._stood != stood) else None
 
 
 def whole(what: str, given: Count) -> int:
-    """How many steps or epochs are asked for; refused here, before a ps hears of it.
+    """Return how many steps or epochs are asked for; refuse what is no whole number.
 
     >>> whole("steps", 60000 / 100)
     600

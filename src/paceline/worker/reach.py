@@ -23,14 +23,14 @@ KEYS = "--secret-file, --tls and --insecure must be as its tasks have them"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How tasks that were started by hand prove themselves, as their own flags say it."""
+    """The flags with which tasks that were started by hand prove themselves."""
 
     secret_file: str | None = None
     tls: bool = False
     insecure: bool = False
 
     def secret(self) -> Secret:
-        """What they share; nothing is made."""
+        """Read the secret that these tasks share; make none."""
         return known_secret(self.secret_file, self.tls, self.insecure)
 
 
@@ -48,25 +48,25 @@ class Running(msgspec.Struct, frozen=True):
 
     @property
     def ps(self) -> Whereabouts:
-        """The addresses of its ps now."""
+        """Return the addresses of its ps as they are now."""
         return Whereabouts(self.cluster, self.run_dir)
 
     def connect(self) -> Channel:
-        """A connection of one's own to ps:0."""
+        """Connect to ps:0."""
         try:
             return connect(self.ps[0], "auto", self.secret, role=Role.OPERATOR)
         except ClusterError as error:
             raise UsageError(self.refused(error)) from error
 
     def refused(self, error: ClusterError) -> str:
-        """Why it cannot be asked, and what can be done."""
+        """Say why the run cannot be asked, and what can be done."""
         if self.is_by_hand and isinstance(error, AuthenticationError):
             return f"The run in {self.name} has another secret; {KEYS}."
         return f"The run in {self.name} does not answer: it has ended, or has not begun yet ({error})."
 
 
 def running(run: Path | str, access: Access = OWN) -> Running:
-    """The run in this folder, or at these addresses; UsageError when it has ended."""
+    """Find the run in this folder, or at these addresses; refuse one that has ended."""
     found = located(run, access)
     if found.run_dir is not None and (summary := RunPaths(found.run_dir).summary).exists():
         raise UsageError(f"The run in {run} has ended: {summary.name} is there.")
@@ -74,7 +74,7 @@ def running(run: Path | str, access: Access = OWN) -> Running:
 
 
 def located(run: Path | str, access: Access = OWN) -> Running:
-    """The same, also of a run that may have ended."""
+    """Find a run that may have ended."""
     addresses = addresses_of(str(run))
     if addresses and not Path(run).exists():
         return _at(str(run), addresses, access)
@@ -91,7 +91,7 @@ def located(run: Path | str, access: Access = OWN) -> Running:
 
 
 def addresses_of(text: str) -> list[str]:
-    """The addresses that this is a list of, as --ps_hosts takes them; none where it is something else.
+    """Split a list of addresses, as --ps_hosts takes them; return none if the text is no such list.
 
     >>> addresses_of("a:2222,b:2222"), addresses_of("runs/latest")
     (['a:2222', 'b:2222'], [])
@@ -106,7 +106,7 @@ def addresses_of(text: str) -> list[str]:
 
 
 def _at(name: str, addresses: list[str], access: Access) -> Running:
-    """Any of its ps says which tasks there are."""
+    """Ask these ps which tasks there are; the first that answers is believed."""
     secret, why = access.secret(), ""
     for address in addresses:
         try:

@@ -1,6 +1,6 @@
-"""WHICH running statistics does a model file hold when each worker has its own? Their mean, weighted by samples.
+"""Average the running statistics of the workers, weighted by samples, for the model file.
 
-Used by worker/saving. Pure: values in, values out. The mean goes into files only; no worker ever trains with it.
+Used by worker/saving. Pure: values in, values out. No worker ever trains with this mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ HALF = 0x7FFF  # what rounds a float32 to bfloat16, beside the last bit that sta
 
 
 def weights_of(told: Mapping[int, tuple[int, float | None]]) -> Mapping[int, float]:
-    """How much each worker's statistics count: by the samples that it had pushed when it told them; by steps, where the
-    samples of one are not known. Workers that had made none are left out.
+    """Weigh each worker's statistics by the samples that it had pushed when it sent them, or all of them by steps if
+    one worker's samples are not known. Leave out workers without a step.
 
     >>> weights_of({0: (2, 10.0), 1: (3, 30.0), 2: (0, 0.0)})
     {0: 10.0, 1: 30.0}
@@ -29,7 +29,7 @@ def weights_of(told: Mapping[int, tuple[int, float | None]]) -> Mapping[int, flo
 
 
 def mean(entries: Sequence[Entry], weights: Sequence[float]) -> Entry:
-    """The weighted mean, computed in float64. Where all have the same value, that value.
+    """Compute the weighted mean in float64. Where all have the same value, return that value.
 
     >>> values(mean([Entry("float32", (1,), np.float32(x).tobytes()) for x in (1, 5)], [30.0, 10.0]))
     array([2.], dtype=float32)

@@ -1,4 +1,4 @@
-"""WHICH tensors does a ps only carry for a PyTorch model? Its frozen parameters and buffers, found by name each time.
+"""Find the tensors that a ps only carries for a PyTorch model: frozen parameters and buffers, by name each time.
 
 Used by worker/torch when a checkpoint is made and when values come from the ps, never in between. A module may assign a
 buffer anew (`self.center = self.center * 0.9 + …`), so a reference that was taken at prepare() shows its first value.
@@ -64,7 +64,7 @@ class Carried:
             return None
         return UsageError(
             f"{listed(trained)} was made after prepare() and trained: no ps knows it, no checkpoint holds it. "
-            "Make all layers before prepare() (those that shall wait are frozen until then: requires_grad_(False))"
+            "Make all layers before prepare() (freeze those that shall wait: requires_grad_(False))"
         )
 
     def _made_since(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,7 +111,7 @@ class Carried:
 
 
 def statistics_of(model: nn.Module) -> set[int]:
-    """The ids of the running means and variances of norm layers, which several workers' checkpoint can average."""
+    """Return the ids of the running means and variances of norm layers, which a checkpoint can average over workers."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     found = [norm._buffers.get(name) for norm in norms for name in STATISTICS]
     return {id(buffer) for buffer in found if buffer is not None and buffer.is_floating_point()}
@@ -156,12 +156,12 @@ def _digest(buffers: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every buffer that state_dict() has."""
+    """Yield every buffer that state_dict() has."""
     return ((name, buffer) for name, buffer, is_saved in _all_buffers(model) if is_saved)
 
 
 def _all_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Every buffer, and whether state_dict() has it."""
+    """Yield every buffer, and whether state_dict() has it."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

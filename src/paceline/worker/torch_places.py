@@ -100,7 +100,7 @@ class Places:
                 )
             if before != now and name not in self._said:
                 self._said.add(name)
-                say(f"paceline: {name} is {now} in the model since prepare(): checkpoints go on calling it {name}")
+                say(f"paceline: {name} is called {now} in the model since prepare(); checkpoints still call it {name}")
         self._tree, self._names_now = _tree_of(self._model), names
 
     def _lay_back(self, index: int, say: Callable[[str], None]) -> None:

@@ -150,7 +150,7 @@ def run_plain(program: Program, folder: Path, workers: int) -> list[Values]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     if errors:
         raise errors[0]
     return ended

@@ -39,7 +39,7 @@ def page() -> str:
             different=sum(Different in kind and Refused not in kind for kind in kinds),
         )
     ]
-    for topic in dict.fromkeys(each.topic for each in cases):
+    for topic in sorted({each.topic for each in cases}):
         text.append(f"\n## {topic}\n\n| the script has or does | 1 worker | 2 workers | |\n|---|---|---|---|\n")
         rows = [each for each in cases if each.topic == topic]
         text += [

@@ -30,7 +30,7 @@ from paceline.cluster.validate import check
 from paceline.errors import TrainingFailed
 from paceline.launchers import task as tasks
 from paceline.launchers.entry import guarded
-from paceline.launchers.notice import tell_lost
+from paceline.launchers.notice import TRY_S, tell_lost
 from paceline.launchers.ports import Reserved
 from paceline.launchers.serving import serve
 from paceline.telemetry import read, summary
@@ -106,9 +106,11 @@ class _Cluster:
             if not owner.is_here:
                 _end_child(error)
             self._errors[assignment.task] = error
+            has_joined = any(each.is_prepared for each in contexts)
             for each in contexts:
                 each.close(is_ok=False)
-            tell_lost(self._cluster, self._secret, assignment.task, assignment.incarnation, self._settings.lane)
+            try_s = 0.0 if has_joined else TRY_S  # a ps that it has joined, and that is not there, has ended
+            tell_lost(self._cluster, self._secret, assignment.task, assignment.incarnation, self._settings.lane, try_s)
 
     def _sum_up(self) -> dict[str, Any]:
         run_dir = Path(self._settings.run_dir or ".")

@@ -77,3 +77,14 @@ def test_a_peer_that_does_not_install_takes_none_of_the_others_with_it(broken: s
     is_taken = (tmp_path / ".venv-peers" / ".installed").exists()
     assert is_taken is (broken != "numpy"), "the lab takes what is there"
     assert made()[2] == ([] if not broken else asked), "what is missing is tried again"
+
+
+def test_a_nightly_run_must_have_the_libraries_of_the_seam() -> None:
+    """Installed with their pins, and missed where they are not there."""
+    environ = {**os.environ, "PACELINE_TEST_NEEDS": "ray"}
+    command = ["make", "-n", "-B", "nightly"]
+    told = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "PACELINE_TEST_NEEDS=ray,accelerate,transformers,lightning" in told
+    assert ",seam]" in told and "-c constraints.txt" in told
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {"accelerate", "transformers", "lightning"} <= pinned

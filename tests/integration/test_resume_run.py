@@ -121,6 +121,10 @@ def test_a_checkpoint_of_another_model_ends_the_run_with_exit_code_2(folder: Fol
     assert "starting it again" not in told.text
     assert folder.steps("second") == 0
     assert not list((folder.path / "second" / "checkpoints").glob("step-*"))
+    whole = "first/checkpoints/step-00000006"  # nothing else was saved: with --resume auto training would begin anew
+    start_over = f"To start over, once that is put right: paceline run --resume {whole} --ps 1 --workers 1 "
+    assert told.lines[-1].startswith(start_over), told.text
+    assert f" --resume {whole} " in json.loads((folder.path / "second" / "summary.json").read_text())["resume"]
 
 
 def test_a_chief_that_is_started_again_never_begins_anew(folder: Folder) -> None:

@@ -1,4 +1,5 @@
-"""Write the command that resumes a run: the one that started it, with its folder and `--resume auto`.
+"""Write the command that resumes a run: the one that started it, with its folder and `--resume auto`; with the
+checkpoint itself where that lies elsewhere.
 
 Called by launchers/local for the last block of a run. Pure. Must never repeat faults that were injected on purpose.
 """

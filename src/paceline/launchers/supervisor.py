@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import FrameType
 
 import msgspec
 
+from paceline.checkpoint.request import AUTO, NONE
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
 from paceline.errors import EXIT_CLUSTER, EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_OK, EXIT_TRAINING, EXIT_USAGE
@@ -224,8 +226,13 @@ def is_saved(run: Run) -> bool:
 
 
 def resume_of(run: Run, crew: Crew) -> str:
-    """Return the command that resumes this run."""
-    return resume_command.from_elsewhere(run.resume, crew.model) if crew.has_model_here else run.resume
+    """Return the command that resumes this run; where it has saved nothing, from the checkpoint that it began with."""
+    if crew.has_model_here:
+        return resume_command.from_elsewhere(run.resume, crew.model)
+    asked = run.settings.resume
+    if asked in (AUTO, NONE) or closing.newest_checkpoint(run.paths) is not None:
+        return run.resume
+    return resume_command.from_elsewhere(run.resume, closing.shown(Path(asked)))
 
 
 def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, object]:

@@ -89,6 +89,18 @@ def test_training_goes_on_and_the_final_model_is_put_where_there_is_room(
     assert list((run_dir / "checkpoints").iterdir()) == [kept]  # nothing half done is left
 
 
+def test_a_disk_that_is_full_before_the_run_begins_is_said_in_a_sentence(
+    small_disk: Path, processes: Processes, train: Path
+) -> None:
+    (small_disk / "run").mkdir()
+    fill(small_disk)
+    told = processes.paceline("run", "--run-dir", small_disk / "run" / "r", train).ends_with(2)
+    why = "cannot be written: No space left on device; make room there, or choose another --run-dir."
+    assert told.lines == [f"paceline: The run folder {(small_disk / 'run' / 'r').relative_to(processes.folder)} {why}"]
+    (small_disk / "filler").unlink()
+    processes.paceline("run", "--dry-run", "--run-dir", small_disk / "run" / "r", train).ends_with(0)  # it holds no run
+
+
 def test_a_run_folder_that_is_removed_in_the_middle_costs_no_training(
     processes: Processes, train: Path, gate: Gate, tmp_path: Path
 ) -> None:

@@ -170,17 +170,24 @@ def run_in(
 
 
 def fill(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:
-    """The files of a run that begins; of each task what it runs on."""
+    """The files of a run that begins; of each task what it runs on. UsageError where they cannot be written."""
     paths, settings = run.paths, run.settings
-    put_aside(paths)
     how = {"program": run.program, "cwd": os.getcwd()}  # for those who join later
-    write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
-    write_cluster(run, tasks)
-    if not settings.plain:
-        paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
-    remove_certificate(paths.root)
-    if settings.tls:
-        make_certificate(paths.root)
+    is_new = not paths.config.exists()
+    try:
+        put_aside(paths)
+        write_json(paths.config, {**msgspec.structs.asdict(settings), **how})
+        write_cluster(run, tasks)
+        if not settings.plain:
+            paths.write_secret(INSECURE if settings.insecure else secrets.token_bytes(32))
+        remove_certificate(paths.root)
+        if settings.tls:
+            make_certificate(paths.root)
+    except OSError as error:  # a full disk is known only when the bytes are written, and then names no file
+        if is_new:
+            paths.config.unlink(missing_ok=True)  # it would say that the folder holds a run
+        why = f"cannot be written: {error.strerror or error}; make room there, or choose another --run-dir"
+        raise UsageError(f"The run folder {closing.shown(paths.root)} {why}.") from error
 
 
 def write_cluster(run: Run, tasks: Mapping[Task, Mapping[str, str]]) -> None:

@@ -221,6 +221,28 @@ def test_tasks_on_their_way_back_do_not_outlive_an_interrupt(
     assert not processes.survivors()
 
 
+LEAVES = f"{SCRIPT}\nif ctx.worker_index in map(int, os.environ['LEAVE'].split(',')):\n    os._exit(0)\n"
+
+
+def test_who_leaves_without_an_end_is_named_and_a_model_that_is_not_saved_is_no_success(
+    processes: Processes, script: Path, tmp_path: Path
+) -> None:
+    """os._exit(0) runs nothing of what comes at an end: of a chief the last checkpoint."""
+    script.write_text(LEAVES)
+    for who, code in (("0,1", 4), ("1", 0)):
+        folder = f"left-{who}"
+        told = processes.paceline("run", f"--run-dir={folder}", script, LEAVE=who, PACELINE_LEDGER="0").ends_with(code)
+        for index in who.split(","):
+            assert f"worker:{index} was gone before the end of its script, with exit code 0" in told.text
+        not_saved = "Training done, but the final model could not be saved; global step 40"
+        assert (not_saved in told.text, "Model: none was saved" in told.text) == (code == 4, code == 4), told.text
+        assert bool(list((tmp_path / folder / "checkpoints").glob("step-*"))) == (code == 0)
+    assert "ctx.close()" in told.text
+    script.write_text(LEAVES.replace("    os._exit(0)", "    ctx.close()\n    os._exit(0)"))
+    told = processes.paceline("run", "--run-dir=closed", script, LEAVE="0,1", PACELINE_LEDGER="0").ends_with(0)
+    assert "was gone" not in told.text and "Model: closed/checkpoints/step-00000040" in told.text
+
+
 # The folder of a run
 
 

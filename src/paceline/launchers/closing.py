@@ -46,6 +46,14 @@ def how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
 
 
+def left_off(task: str) -> str:
+    """Say what a worker that trained, and was gone with exit code 0 before its end, has left undone."""
+    return (
+        f"{task} was gone before the end of its script, with exit code 0, as os._exit(0) does: what comes at the end "
+        f"was not done there (who ends last saves the final model). Call ctx.close() first."
+    )
+
+
 def reason(log: Path, begin: int = 0) -> list[str]:
     """The last traceback of a log from there on, else our own last sentence in it, else its last lines."""
     try:

@@ -10,7 +10,7 @@ A run: 1 start the tasks, 2 watch until the workers have ended, and start again 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -32,6 +32,7 @@ from paceline.launchers.notice import RELEASE, save_soon
 from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
 from paceline.telemetry.output import complain, stream_of
+from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.worker import hangup
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
@@ -83,13 +84,15 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
             failures.note_all(failed(children))
             failures.view.close()
             code, error = verdict(failed(children), end)
-            has_nobody = all(worker.is_lost for worker in read.reports(run.paths.root)[0])
-            if error is None and has_nobody and not crew.lacks_records:
+            workers, servers = read.reports(run.paths.root)
+            left = left_off(run, children, workers, servers) if is_whole and not crew.lacks_records else []
+            if error is None and all(each.is_lost for each in workers) and not left and not crew.lacks_records:
                 code, error = EXIT_TRAINING, NOTHING_TRAINED
-            if error is None and not is_whole and not crew.model and not is_saved(run):
+            if error is None and (left or not is_whole) and not crew.model and not is_saved(run):
                 code, error = EXIT_NOT_SAVED, closing.NOT_SAVED
             told = sum_up(run, crew, error, time.monotonic() - began)
-        last = closing.block(told, run.paths, failures.report(), resume_of(run, crew), failures.will_repeat)
+        causes = [*failures.report(), *map(closing.left_off, left)]
+        last = closing.block(told, run.paths, causes, resume_of(run, crew), failures.will_repeat)
         print(last, file=stream_of(code), flush=True)
     return code
 
@@ -192,6 +195,14 @@ def end_rest(children: Children, view: View, patience: Patience, end: End) -> No
 def failed(children: Children) -> dict[Task, int]:
     """The tasks that ended badly without having been asked to end."""
     return {task: code for task, code in children.codes.items() if code != EXIT_OK and task not in children.asked}
+
+
+def left_off(run: Run, children: Children, workers: Sequence[WorkerReport], servers: Sequence[PsReport]) -> list[str]:
+    """Name the workers of ours that have trained, and were gone with exit code 0 before their end."""
+    ended = {each.task for each in workers if each.ops or not each.is_lost}
+    trained = {index for each in servers for index in each.pushes}
+    well = [task for task in run.started if children.codes.get(task) == EXIT_OK and task not in children.asked]
+    return [str(task) for task in well if str(task) not in ended and str(run.cluster.worker_index(task)) in trained]
 
 
 def verdict(failures: dict[Task, int], end: End) -> tuple[int, str | None]:

@@ -125,6 +125,12 @@ class Worker(Task):
         self.is_started = True
         yield from self.adopt(started.dial)
         yield from self.carry(started.decisions)
+        if started.is_first:
+            again = yield from self.request(m.Start(has_values=True))
+            assert isinstance(again, m.Started)
+            if again.dial.turn != started.dial.turn:
+                yield from self.adopt(again.dial)
+                yield from self.pull()
 
     # --- the two verbs ----------------------------------------------------------------------------------------
 

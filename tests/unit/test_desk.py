@@ -234,6 +234,32 @@ def test_training_starts_without_the_worker_that_only_serves() -> None:
     assert [type(told) for told in asked.said(0)] == [m.Started]
 
 
+def test_nobody_goes_on_before_all_who_began_have_the_first_values() -> None:
+    asked = Asked(num_workers=3, is_started=False)
+    asked.core.is_initialised = True
+    first = [*asked.ask(1, m.Start()), *asked.ask(0, m.Start()), *asked.said(1)]
+    assert [told.is_first for told in first] == [True, True], "all have joined, so they begin"
+    assert asked.ask(0, m.Start(has_values=True)) == []
+    assert [told.is_first for told in asked.ask(2, m.Start())] == [True], "it has joined as early, and asks late"
+    assert asked.ask(1, m.Start(has_values=True)) == []
+    assert asked.core.who_waits() == {(0, 1), (1, 1)}, "they stand still through no fault of their own"
+    (status,) = asked.ask(stranger(), m.AskStatus())
+    assert status.missing == [2]
+    asked.core.drop((2, 1))  # dead, before it had them
+    asked.desk.release_starters()
+    assert [type(told) for worker in range(2) for told in asked.said(worker)] == [m.Started, m.Started]
+    again = asked.join(2, SECOND)
+    (told,) = asked.ask(again, m.Start())
+    assert isinstance(told, m.Started) and not told.is_first, "the others have begun"
+
+
+def test_a_worker_alone_has_the_first_values_at_once() -> None:
+    asked = Asked(num_workers=1, is_started=False)
+    asked.core.is_initialised = True
+    (told,) = asked.ask(0, m.Start())
+    assert isinstance(told, m.Started) and not told.is_first
+
+
 def test_a_chief_that_only_serves_is_told_to_those_who_would_wait_for_it() -> None:
     asked = Asked(num_workers=2, is_started=False)
     asked.core.members.recall(0, Phase.ABSENT, 0, 0.0)

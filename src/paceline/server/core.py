@@ -99,6 +99,8 @@ class Core:
         self.peers: dict[Key, Peer] = {}
         self.watches: dict[Key, Peer] = {}
         self.starters: dict[Key, Peer] = {}
+        self.takes_first: set[Key] = set()  # the run began with them, and they do not have its first values yet
+        self.has_first: dict[Key, Peer] = {}  # they do, and wait for the others
         self.in_barrier: dict[Key, Peer] = {}
         self.barrier_numbers: dict[int, Key] = {}  # worker -> (incarnation, which of its barriers it came to last)
         self.left_barriers: dict[int, Key] = {}  # and which it was let out of
@@ -316,13 +318,15 @@ class Core:
 
     def who_waits(self) -> set[Key]:
         """Those who wait for others, or for the run to begin: they stand still through no fault of their own."""
-        return {*self.starters, *self.in_barrier, *self.ticket_waiters, *self.standing, *self.state.waiting}
+        at_start = {*self.starters, *self.has_first}
+        return {*at_start, *self.in_barrier, *self.ticket_waiters, *self.standing, *self.state.waiting}
 
     def drop(self, key: Key) -> list[tuple[Peer, Answer]]:
         """A worker's connection ended or its lease ran out: everything that waited for it is looked at again."""
         peer = self.peers.get(key)
-        for waiting in (self.starters, self.in_barrier, self.ticket_waiters, self.standing):
+        for waiting in (self.starters, self.has_first, self.in_barrier, self.ticket_waiters, self.standing):
             waiting.pop(key, None)
+        self.takes_first.discard(key)
         was_live = self.members.is_current(*key)
         answers = self.perform(self.state.left(key, time.monotonic()))
         if was_live:

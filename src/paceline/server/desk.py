@@ -6,9 +6,11 @@ Refusals are raised as PacelineError and become a `Failed` reply; nothing here b
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
+
+from msgspec.structs import replace
 
 from paceline.cluster.membership import Phase, last_incarnation
 from paceline.errors import ConnectionLost, ProtocolError, Refused
@@ -20,6 +22,7 @@ from paceline.server.core import Core, Peer
 from paceline.server.described import options_problem, problem
 from paceline.server.shard import Shard
 from paceline.wire import messages as m
+from paceline.wire.decisions import Key
 from paceline.wire.frames import Frame
 
 WORKER_SEND_S = 600.0  # a worker that evaluates between two steps does not read; lease and stall say when it is out
@@ -206,16 +209,21 @@ class Desk:
             assert peer.key is not None
             if core.no_start:
                 raise Refused(core.no_start)
+            if message.has_values:
+                core.takes_first.discard(peer.key)
+                core.has_first[peer.key] = peer
+                return self.changed()
             core.starters[peer.key] = peer
-            if core.wanted is not None:
+            if core.wanted is not None and peer.key not in core.takes_first:
                 core.state.ready.add(peer.key)  # it has no step to finish: nobody waits for it
             return self.changed()
 
     def release_starters(self) -> None:
         """Let everybody go once the chief has initialised all shards and nobody is missing. Wants the lock."""
         core = self.core
-        if core.wanted is not None:
-            return  # they join what holds afterwards
+        if core.wanted is not None:  # who joins then joins what holds afterwards; who began with the run goes on
+            self._let_go(key for key in core.starters if key in core.takes_first)
+            return
         chief = core.members[0]
         if not core.is_started:
             if chief.phase in (Phase.LOST, Phase.CLOSED) and not core.is_initialised:
@@ -230,9 +238,19 @@ class Desk:
             if not (core.is_initialised and chief_is_ready) or core.members.missing:
                 return
             core.is_started = True
-        for peer in core.starters.values():
-            core.tell(peer, core.snapshots.started(core, peer))
-        core.starters.clear()
+            live = {(worker, core.members[worker].incarnation) for worker in core.members.live}
+            core.takes_first = live if len(live) > 1 else set()
+        self._let_go(core.starters)
+
+    def _let_go(self, keys: Iterable[Key]) -> None:
+        """Answer these starters, and those that have the first values, if all have."""
+        core = self.core
+        going = {key: core.starters.pop(key) for key in list(keys)}
+        if not core.takes_first:
+            going |= core.has_first
+            core.has_first.clear()
+        for key, peer in going.items():
+            core.tell(peer, replace(core.snapshots.started(core, peer), is_first=key in core.takes_first))
 
     def attach(self, peer: Peer, message: m.Attach, frame: Frame) -> Answers:
         """A heartbeat begins, or goes on. Whoever is not in (any more) has to join first."""
@@ -256,7 +274,7 @@ class Desk:
                 awaited |= core.members.training - core.state.rounds.votes.keys()
             if core.in_barrier:
                 awaited |= set(core.members.live) - {key[0] for key in core.in_barrier}
-            missing = core.members.missing
+            missing = core.members.missing or sorted(key[0] for key in core.takes_first if core.has_first)
             if not missing and not core.is_started and not any(k[0] == 0 for k in core.starters):
                 missing = [0]
             if core.wanted is not None:

@@ -113,7 +113,10 @@ class Init(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """Step 3, to ps:0: answered when every worker of the cluster has joined."""
+    """Step 3, to ps:0: answered when every worker of the cluster has joined. `has_values`: asked once more by one that
+    was told `is_first`, after its first pull; answered when all of them have asked."""
+
+    has_values: bool = False
 
 
 class Dial(Message, frozen=True):
@@ -136,6 +139,7 @@ class Started(Message, frozen=True):
     position: Position | None = None  # where this worker, or its predecessor, was
     saves_next: bool = False  # the next update will be saved (Flag.SAVE of an answer that never came)
     is_again: bool = False  # an earlier start of this worker has trained in this run
+    is_first: bool = False  # the run begins now: ask again after the first pull, before the script can change values
 
 
 class Attach(Message, frozen=True):

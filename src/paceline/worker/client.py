@@ -142,6 +142,11 @@ class Client:
         started = self._begin()
         self.adopt(started.dial)
         self.carry(started.decisions)
+        if started.is_first:  # nobody's script may change the first values before everybody has them
+            dial = self._begin(has_values=True).dial
+            if dial.turn != self.dial.turn:
+                self.adopt(dial)
+                self.pull()
         self.waited_s = time.monotonic() - began
         return started
 
@@ -152,13 +157,13 @@ class Client:
             self._layout, self.optimizer(), me.wire, self.weight(),
         )  # fmt: skip
 
-    def _begin(self) -> m.Started:
+    def _begin(self, has_values: bool = False) -> m.Started:
         """Attach and start, however often ps:0 is started again meanwhile."""
         link = self.links[0]
         while True:
             try:
                 self.watch.attach(self.incarnation)
-                return self.entrance.start()
+                return self.entrance.start(has_values)
             except (ConnectionLost, ProtocolError) as error:
                 link.lost(error)
 

@@ -77,10 +77,11 @@ class Entrance:
             if link.joined is not None and not link.joined.is_initialised:
                 self.again(link, ConnectionLost(f"ps:{link.index} has lost its memory"))
 
-    def start(self) -> m.Started:
-        """Wait until everybody is there; raises ConnectionLost like any other question."""
+    def start(self, has_values: bool = False) -> m.Started:
+        """Wait until everybody is there (`has_values`: and has the first values); raises ConnectionLost like any other
+        question."""
         link = self.links[0]
-        link.channel.say(m.Start())
+        link.channel.say(m.Start(has_values))
         waiting: Patience | None = None
         while True:
             try:

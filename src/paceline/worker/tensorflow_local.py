@@ -1,8 +1,7 @@
-"""HOW does a Keras worker train on its own for a while? Mode local: H steps of its own optimizer, then one exchange.
+"""Train a Keras model on a worker's own for a while: mode local (worker/local_steps).
 
-Used by worker/tensorflow_preparation instead of KerasTrainee. The optimizer stays the user's own, whichever it is;
-after every H-th of its steps the delta is pushed as a gradient is: where the last exchange left the variables, less
-where they are now. The ps applies it with an outer SGD.
+Used by worker/tensorflow_preparation instead of KerasTrainee. The optimizer stays the user's own, whichever it is; in a
+graph, each of its steps calls out before and after its update.
 """
 
 from collections.abc import Sequence
@@ -11,54 +10,28 @@ from typing import Any
 import keras
 import numpy as np
 
-from paceline.errors import UsageError
-from paceline.modes.spec import outer_momentum
-from paceline.wire.frames import Outcome
-from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.local_steps import LocalSteps, Outer
 from paceline.worker.tensorflow import KerasTrainee, in_graph, read, tf
 from paceline.worker.tensorflow_layout import Names
 from paceline.worker.tensorflow_objects import change
-from paceline.worker.trainee import outer_spec
-from paceline.worker.writes import Unwatched, Writes
 
 
-class LocalKerasTrainee(KerasTrainee):
-    """One model that trains by itself between exchanges."""
-
-    is_local = True
+class LocalKerasTrainee(LocalSteps, KerasTrainee):
+    """One Keras model that trains by itself between exchanges."""
 
     def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        num_ps: int,
-        placement: str,
-        names: Names | None,
-        outer: str,
-        outer_lr: float,
-        momentum: float | None,
+        self, model: Any, optimizer: Any, num_ps: int, placement: str, names: Names | None, outer: Outer
     ) -> None:
-        self._outer, self._outer_lr, self._momentum = outer, outer_lr, momentum
-        self._since_exchange = 0
         self._is_spoiled = False
         self._values: list[Any] | None = None  # of the variables, as a graph has brought them
-        super().__init__(model, optimizer, num_ps, placement, names)
+        super().__init__(model, optimizer, num_ps, placement, names, outer=outer)
         self._start_here()
 
-    def make_spec(self) -> OptimizerSpec:
-        return outer_spec(1, self._outer_lr, outer_momentum(self._momentum, self._outer))
+    def num_groups(self) -> int:
+        return 1
 
     def _option_values(self) -> Any:
         return self._outer
-
-    def _changed_options(self) -> list[Options] | None:
-        """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""
-        outer = self.client.dial.spec.outer
-        if outer == self._outer:
-            return None
-        self._outer = outer
-        self.spec = self.make_spec()
-        return self.spec.groups
 
     # --- the optimizer's own step -----------------------------------------------------------------------------
 
@@ -126,71 +99,17 @@ class LocalKerasTrainee(KerasTrainee):
             self._values = None
         return self.fresh() if has_exchanged else values
 
-    def stepped(self) -> bool:
-        """The optimizer has made a step of its own; every H-th is followed by an exchange. Whether this one was."""
-        self._since_exchange += 1
-        is_due = self._since_exchange >= self.client.dial.spec.local_steps
-        if is_due:
-            self._exchange()
-        self.steps += 1
-        self.after_step()
-        return is_due
-
-    def _exchange(self) -> None:
+    def _delta(self) -> list[Any]:
         values = self._values if self._values is not None else [read(w.variable) for w in self.trained]
-        self._since_exchange = 0
-        self._push([origin - value for origin, value in zip(self._origin, values, strict=True)])
+        return [origin - value for origin, value in zip(self._origin, values, strict=True)]
 
-    # --- what an exchange leaves ------------------------------------------------------------------------------
-
-    def _start_here(self) -> None:
-        """Deltas count from where the arena is now."""
-        self._since_exchange = 0
+    def _note_origin(self) -> None:
         self._origin = self.fresh()
-
-    def settle(self) -> None:
-        if not self.client.is_pending:
-            return
-        super().settle()
-        if self.last_outcome is Outcome.ADDED:
-            self._go_back()  # another delta for the same round, from its start
-        else:
-            self._start_here()
 
     def _go_back(self) -> None:
         for view, origin in zip(self.views, self._origin, strict=True):
             np.copyto(view, origin)
         self.mirror()
-
-    def finish(self) -> UsageError | None:
-        """Push the steps since the last exchange, too."""
-        refused = super().finish()
-        if self._since_exchange:
-            self.wants_ticket = self.is_budgeted
-            self._exchange()
-        return refused
-
-    def _send_parameters(self, what: str) -> None:
-        super()._send_parameters(what)
-        self._start_here()
-
-    def end_first(self) -> None:
-        super().end_first()
-        self.writes: Writes = Unwatched()  # every step of this worker writes the parameters
-
-    def forget_steps(self) -> None:
-        self._go_back()
-        self._since_exchange = 0
-
-    def take_newest(self) -> None:
-        """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
-        if self._since_exchange == 0:
-            super().take_newest()
-            self._start_here()
-
-    def joined(self, on_load: Any) -> None:
-        super().joined(on_load)
-        self._start_here()
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         raise AssertionError("in mode local the optimizer runs here")

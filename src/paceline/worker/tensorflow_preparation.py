@@ -92,7 +92,7 @@ class _Binding:
         self.trainee: KerasTrainee
         if settings.mode == "local":
             outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
-            self.trainee = LocalKerasTrainee(model, optimizer, num_ps, settings.placement, names, *outer)
+            self.trainee = LocalKerasTrainee(model, optimizer, num_ps, settings.placement, names, outer)
         else:
             self.trainee = KerasTrainee(model, optimizer, num_ps, settings.placement, names)
 

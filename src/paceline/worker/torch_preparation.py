@@ -124,7 +124,8 @@ class _Binding:
 
     def convert(self) -> None:
         if isinstance(self.trainee, LocalTrainee):
-            self.trainee.follow(self._ctx.stepped)
+            self.trainee.after_step = self._ctx.stepped
+            self.trainee.follow()
         else:
             convert(self._optimizer, self._remote)
 
@@ -134,7 +135,7 @@ def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer)
     settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
     if settings.mode == "local":
         outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
-        return LocalTrainee(model, optimizer, num_ps, settings.placement, *outer)
+        return LocalTrainee(model, optimizer, num_ps, settings.placement, outer)
     return TorchTrainee(model, optimizer, num_ps, settings.placement)
 
 

@@ -483,15 +483,6 @@ class Trainee(ABC):
                 self.take_newest()
 
 
-def outer_spec(num_groups: int, lr: float, momentum: float) -> OptimizerSpec:
-    """The optimizer of local mode's ps: SGD over deltas, with Nesterov momentum if there is any."""
-    options: Options = {
-        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
-        "foreach": None, "differentiable": False, "fused": None,
-    }  # fmt: skip
-    return OptimizerSpec("SGD", [options for _ in range(num_groups)])
-
-
 def bits(flags: Sequence[bool]) -> bytes:
     """
     >>> bits([True, False, True]).hex()

@@ -1,0 +1,134 @@
+"""Train on a worker's own for a while (mode local): H steps of its own optimizer, then one exchange.
+
+The part that torch and Keras share; worker/torch_local and worker/tensorflow_local bring the tensors. What is pushed as
+a gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with an
+outer SGD (server/shard knows nothing of all this).
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.modes.spec import outer_momentum
+from paceline.wire.frames import Outcome
+from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.trainee import Trainee
+from paceline.worker.writes import Unwatched
+
+Outer = tuple[str, float, float | None]  # --outer, --outer-lr, --outer-momentum
+
+
+class LocalSteps(Trainee):
+    """A trainee that trains by itself between exchanges; comes before the framework's own among the bases."""
+
+    is_local = True
+    after_step: Callable[[], None]
+
+    def __init__(self, *args: Any, outer: Outer) -> None:
+        self._outer, self._outer_lr, self._momentum = outer
+        self._since_exchange = 0
+        super().__init__(*args)
+
+    # --- what a framework brings ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def num_groups(self) -> int:
+        """Return how many parameter groups the layout has."""
+
+    @abstractmethod
+    def _delta(self) -> list[Any]:
+        """Return how far each parameter came since the last exchange."""
+
+    @abstractmethod
+    def _note_origin(self) -> None:
+        """Note where the parameters are: deltas count from there."""
+
+    @abstractmethod
+    def _go_back(self) -> None:
+        """Set the parameters to where deltas count from."""
+
+    # --- the optimizer of the ps ------------------------------------------------------------------------------
+
+    def make_spec(self) -> OptimizerSpec:
+        return outer_spec(self.num_groups(), self._outer_lr, outer_momentum(self._momentum, self._outer))
+
+    def _changed_options(self) -> list[Options] | None:
+        """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""
+        outer = self.client.dial.spec.outer
+        if outer == self._outer:
+            return None
+        self._outer = outer
+        self.spec = self.make_spec()
+        return self.spec.groups
+
+    # --- steps and exchanges ----------------------------------------------------------------------------------
+
+    def stepped(self) -> bool:
+        """Count a step of the worker's own optimizer, and exchange after every H-th. Return whether it did."""
+        self._since_exchange += 1
+        is_due = self._since_exchange >= self.client.dial.spec.local_steps
+        if is_due:
+            self._exchange()
+        self.steps += 1
+        self.after_step()
+        return is_due
+
+    def _exchange(self) -> None:
+        delta = self._delta()
+        self._since_exchange = 0
+        self._push(delta)
+
+    def settle(self) -> None:
+        if not self.client.is_pending:
+            return
+        super().settle()
+        if self.last_outcome is Outcome.ADDED:
+            self._go_back()  # another delta for the same round, from its start
+        else:
+            self._start_here()
+
+    def _start_here(self) -> None:
+        self._since_exchange = 0
+        self._note_origin()
+
+    def finish(self) -> UsageError | None:
+        """Push the steps since the last exchange, too."""
+        refused = super().finish()
+        if self._since_exchange:
+            self.wants_ticket = self.is_budgeted
+            self._exchange()
+        return refused
+
+    # --- parameters from outside ------------------------------------------------------------------------------
+
+    def joined(self, on_load: Callable[[], None]) -> None:
+        super().joined(on_load)  # type: ignore[safe-super]  # the framework's own, which comes next among the bases
+        self._start_here()
+
+    def end_first(self) -> None:
+        super().end_first()
+        self.writes = Unwatched()  # every step of this worker writes the parameters
+
+    def _send_parameters(self, what: str) -> None:
+        super()._send_parameters(what)
+        self._start_here()
+
+    def forget_steps(self) -> None:
+        self._go_back()
+        self._since_exchange = 0
+
+    def take_newest(self) -> None:
+        """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
+        if self._since_exchange == 0:
+            super().take_newest()
+            self._start_here()
+
+
+def outer_spec(num_groups: int, lr: float, momentum: float) -> OptimizerSpec:
+    """Return the optimizer of mode local's ps: SGD over deltas, with Nesterov momentum if there is any."""
+    options: Options = {
+        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
+        "foreach": None, "differentiable": False, "fused": None,
+    }  # fmt: skip
+    return OptimizerSpec("SGD", [options for _ in range(num_groups)])

@@ -32,7 +32,7 @@ from paceline.errors import EXIT_TRAINING, EXIT_USAGE, PacelineError
 from paceline.telemetry import output
 from paceline.worker import hangup
 
-# What a file system says of a path that somebody chose.
+# Errors that a path given by the user may cause.
 OF_A_PATH = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR,
 )  # fmt: skip
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def unusable(error: OSError) -> str | None:
-    """Why a path that was given is of no use, in a sentence; None where the error is of another kind.
+    """Say why a path that was given cannot be used; None if the error is of another kind.
 
     >>> unusable(OSError(13, "Permission denied", "/closed/runs/r/cluster.json"))
     '/closed/runs/r/cluster.json cannot be used: Permission denied; give another path, or ask for access to this one.'
@@ -141,7 +141,7 @@ def unusable(error: OSError) -> str | None:
 
 
 def is_closed(folder: Path) -> bool:
-    """Whether it is there, and may not be entered."""
+    """Tell whether a folder exists and may not be entered."""
     try:
         return folder.is_dir() and not os.access(folder, os.X_OK)
     except OSError:
@@ -149,7 +149,7 @@ def is_closed(folder: Path) -> bool:
 
 
 def is_run(argv: list[str]) -> bool:
-    """Whether what the command is for lies in files, whatever becomes of its lines.
+    """Tell whether the results of a command lie in files, so that lost output does not make it fail.
 
     >>> is_run(["lab", "run", "modes"]), is_run(["lab", "show"])
     (True, False)

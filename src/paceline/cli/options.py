@@ -92,7 +92,7 @@ Lane = Annotated[str, typer.Option("--lane", help="How bytes travel: auto, shm, 
 Data = Annotated[str, typer.Option("--data", help="shard: share the set out; full: every worker sees all of it.")]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="S", help="Seed the scripts' random numbers, each worker's with one of its own."),
+    typer.Option("--seed", metavar="S", help="Seed each worker's random numbers, with a number of its own."),
 ]
 PsHosts = Annotated[str | None, typer.Option("--ps_hosts", metavar="HOST:PORT,…", help="Addresses of job ps.")]
 WorkerHosts = Annotated[
@@ -101,7 +101,12 @@ WorkerHosts = Annotated[
 SyncCode = Annotated[bool, typer.Option("--sync-code", help="Copy SCRIPT's folder to the hosts first.")]
 SaveEvery = Annotated[str, typer.Option("--save-every", help="Checkpoint every 500 (steps), 10m, 30s, or none.")]
 Buffers = Annotated[
-    str, typer.Option("--buffers", metavar="mean|chief", help="Whose BatchNorm statistics models are saved with.")
+    str,
+    typer.Option(
+        "--buffers",
+        metavar="mean|chief",
+        help="Save models with the workers' mean BatchNorm statistics, or the chief's.",
+    ),
 ]
 RunDir = Annotated[
     str | None,

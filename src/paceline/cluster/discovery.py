@@ -201,7 +201,7 @@ def encode_for_child(assignment: Assignment) -> dict[str, str]:
 
 
 def known_secret(secret_file: str | None, is_tls: bool, is_insecure: bool) -> Secret:
-    """What tasks that were started by hand with such flags share, for those who ask them; nothing is made."""
+    """Read the secret that tasks started by hand with such flags share; make none."""
     own = own_path(os.environ) if secret_file is None and not is_insecure else None
     if own is not None and not os.path.exists(own):
         raise UsageError(f"There is no secret at {own}, which such tasks share; give theirs with --secret-file.")

@@ -1,6 +1,6 @@
 """HOW does a run end for its user? The text about a failed task, and the last block of `paceline run`.
 
-Called by launchers/supervisor, launchers/failures and launchers/crew, and for paths by whoever prints the first lines.
+Called by launchers/supervisor, launchers/failures and launchers/crew, and where paths are printed.
 Must never raise because a log or a report is missing, and must never print by itself.
 """
 

@@ -168,7 +168,7 @@ class Crew:
             self.start(task)
 
     def losses(self) -> list[str]:
-        """What tasks could not write, a line each, since the last call."""
+        """Return lines about files that tasks could not write since the last call."""
         found = self._starter.losses()
         for loss in found:
             self.lacks_records = self.lacks_records or Path(loss.file).suffix == RECORDS
@@ -177,7 +177,7 @@ class Crew:
 
     @property
     def has_model_here(self) -> bool:
-        """Whether the last checkpoint lies elsewhere than in the run folder, but on this host."""
+        """Tell whether the last checkpoint lies outside of the run folder, on this host."""
         return bool(self.model) and Path(self.model).is_dir()
 
     def close(self) -> bool:
@@ -201,7 +201,7 @@ def has_stepped(log: Path, begin: int) -> bool:
 
 
 def failed_at(log: Path, begin: int) -> FailedAt | None:
-    """Where the script of a worker failed, as its log says from there on."""
+    """Read from a worker's log where its script failed, from this byte on."""
     with suppress(OSError), files.reading(log.parent.parent, log) as file:
         file.seek(max(begin, file.seek(0, 2) - LOOK_BYTES))
         return read_failed(file.read(LOOK_BYTES).decode(errors="replace"))

@@ -55,7 +55,7 @@ class Starter(Protocol):
         """The next start of this ps is an empty one."""
 
     def losses(self) -> list[Loss]:
-        """What tasks could not write, as far as they have said so since the last call."""
+        """Return the files that tasks could not write, as told since the last call."""
 
     def close(self) -> bool:
         """The run is over, and all processes have ended; whether all that they left is in the run folder now."""

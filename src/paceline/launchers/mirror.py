@@ -63,7 +63,7 @@ class Mirror:
         self._rest: list[Path] = []  # other files, then
 
     def skip(self, names: Collection[str] | None = None) -> None:
-        """What is there now is known to who keeps it: all of it, or the files and checkpoints of these names."""
+        """Mark what is there now as already sent: all of it, or the files and checkpoints of these names."""
 
         def of(paths: list[Path]) -> list[Path]:
             return [path for path in paths if names is None or self._name(path) in names]
@@ -79,7 +79,7 @@ class Mirror:
             self._carried[path] = _stamp(path)
 
     def put(self, piece: Piece) -> None:
-        """A piece of a file that whoever keeps the folder wants to be here: it is no news to them."""
+        """Keep a piece that the other side has sent, and mark it as already sent."""
         made = keep(self._root, piece)
         if made is not None or kind_of(parts_of(piece.path)) is not Kind.CHECKPOINT:
             self.skip([self._name(made) if made is not None else piece.path])
@@ -201,7 +201,7 @@ class Mirror:
         return _read(self._root, path, offset, count)
 
     def _end_of(self, path: Path) -> int:
-        """Where the whole records of a ledger end."""
+        """Return where the whole records of a ledger end."""
         try:
             with files.reading(self._root, path) as file:
                 return ledger.end_of(file.fileno())
@@ -209,12 +209,12 @@ class Mirror:
             return 0
 
     def _digests(self, path: Path, size_bytes: int) -> list[bytes]:
-        """Of every block of a ledger, up to there."""
+        """Return the digest of every block of a ledger, up to this size."""
         starts = range(0, size_bytes, BLOCK_BYTES)
         return [_digest(self._read(path, start, min(BLOCK_BYTES, size_bytes - start))) for start in starts]
 
     def _manifest(self, folder: Path) -> bytes:
-        """By which one checkpoint is told from another of the same step."""
+        """Read the manifest, which differs between checkpoints of the same step."""
         return self._read(folder / MANIFEST, 0)
 
     def _growing(self) -> list[Path]:
@@ -246,8 +246,8 @@ class Mirror:
 
 
 def whole(what: Path, name: str, root: Path | None = None) -> Iterator[Piece]:
-    """All pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its own in a run folder. No link
-    is followed below the root: the checkpoint itself, where none is given."""
+    """Yield all pieces of a file, or of a checkpoint, whose manifest comes last; `name` is its path in a run folder.
+    Follow no link below `root`; without one, below the checkpoint itself."""
     is_folder = what.is_dir()
     root = root or (what if is_folder else what.parent)
     for path in _files_of(what) if is_folder else [what]:
@@ -280,7 +280,7 @@ def _digest(block: bytes) -> bytes:
 
 
 def _read(root: Path, path: Path, offset: int, count: int = PIECE_BYTES) -> bytes:
-    """What can be had of a file below the root: one that is gone, or lies behind a link, has nothing."""
+    """Read a part of a file below the root; nothing if it is gone, or lies behind a link."""
     try:
         with files.reading(root, path) as file:
             file.seek(offset)

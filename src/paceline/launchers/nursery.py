@@ -182,7 +182,7 @@ class Nursery:
 
 
 def open_log(log: Path) -> BinaryIO:
-    """Where a task prints. One that cannot be opened does not keep the task from its start."""
+    """Open the log of a task; /dev/null if that fails, so that the task starts all the same."""
     try:
         return files.appending(log.parent.parent, log)
     except OSError as error:

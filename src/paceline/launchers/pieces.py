@@ -110,8 +110,8 @@ def parts_of(text: str) -> tuple[str, ...]:
 
 
 def _put(folder: int, name: str, piece: Piece) -> None:
-    """These bytes at their place, and nothing behind them. They begin at most where the file ends: a hole would have
-    the size that a sender chooses."""
+    """Write the bytes at their place and end the file there. Refuse to begin behind its end: the sender could choose
+    the size of the hole."""
     file = files.open_in(folder, name, os.O_WRONLY | os.O_CREAT)
     try:
         size = os.fstat(file).st_size
@@ -129,8 +129,8 @@ def _put(folder: int, name: str, piece: Piece) -> None:
 
 
 def _put_next(folder: int, name: str, piece: Piece) -> bool:
-    """Into a draft only what follows what is there, and nothing that could not be written: with a hole it would look
-    whole. Then the draft goes, and what comes of it later is dropped: the first failure was told. Whether it is in."""
+    """Append a piece to a draft, and return whether it was the next one. If it is not, or cannot be written, remove the
+    draft: with a hole it would look whole. Later pieces of it are dropped; the first failure was told."""
     is_next = not piece.offset or piece.offset == _size(folder, name)
     try:
         if is_next:
@@ -176,7 +176,7 @@ def _remove(draft: Path) -> None:
 
 
 def _remove_in(folder: int, name: str) -> None:
-    """The same in an open folder: a file, a link, or a folder with all that is in it."""
+    """Remove a file, a link, or a folder with all that is in it, from an open folder."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError:
@@ -208,7 +208,7 @@ def _keep_checkpoint(root: Path | str, parts: tuple[str, ...], piece: Piece, sen
 
 
 def _put_in_draft(checkpoints: int, draft: str, file: str, piece: Piece) -> bool:
-    """Put a piece into the draft of a checkpoint; without it, or with one that is a link, the whole draft goes."""
+    """Put a piece into the draft of a checkpoint; if that fails, or the draft is a link, remove the whole draft."""
     inside = None
     try:
         inside = files.folder_in(checkpoints, draft, makes=True)

@@ -79,7 +79,7 @@ def decide(ends: Sequence[Ended], max_restarts: int) -> Again | Over:
 
 
 def is_repeating(ends: Sequence[Ended]) -> bool:
-    """The same error twice, at the same step or with none in between. A kill from outside is no error."""
+    """Tell whether the same error came twice, at the same step or with none in between; kills from outside are none."""
     if len(ends) < 2 or any(end.code in FROM_OUTSIDE for end in ends[-2:]):
         return False
     before, last = ends[-2:]

@@ -69,8 +69,8 @@ def make_service(
 
 
 class Leaving:
-    """The end of a ps whose terminal was closed, perhaps with those of all tasks: the chief saves first, and workers
-    give up by themselves; where some train on, it ends without them."""
+    """Ends a ps whose terminal was closed, perhaps with those of all tasks: have the chief save, wait HANGUP_S for the
+    run to end, then stop."""
 
     def __init__(self, assignment: Assignment, stop: Callable[[], None]) -> None:
         self._assignment = assignment
@@ -79,7 +79,7 @@ class Leaving:
         self.has_left = False
 
     def begin(self) -> None:
-        """From a signal handler."""
+        """Begin, from a signal handler."""
         threading.Thread(target=self._leave, daemon=True, name="leave").start()
 
     def _leave(self) -> None:

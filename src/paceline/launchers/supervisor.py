@@ -124,7 +124,7 @@ def watch(run: Run, crew: Crew, failures: Failures) -> End:
 
 
 def tell_losses(crew: Crew, view: View) -> None:
-    """What tasks could not write, when they have found out."""
+    """Print what tasks could not write."""
     for line in crew.losses():
         view.say(line)
 
@@ -270,7 +270,7 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
     if run.settings.chaos:
         told["chaos"] = msgspec.to_builtins(faults.injected(run.paths.root, parse_chaos(run.settings.chaos)))
     if error is not None and (resume := resume_of(run, crew)):
-        told["resume"] = resume  # where the terminal that would have shown it was closed
+        told["resume"] = resume  # the terminal may be closed
     try:
         summary.write(run.paths.root, told)
     except OSError as error:

@@ -106,7 +106,7 @@ def _by_hand(assignment: Assignment) -> Assignment:
 
 
 def _write_cluster(assignment: Assignment) -> None:
-    """In the run folder, for `paceline ctl` and `kv`, which look there; a run of the launcher's has it already."""
+    """Write cluster.json of tasks that were started by hand, where `paceline ctl` and `kv` look for it."""
     settings = assignment.settings
     if settings.run_dir is None or assignment.source in ("launcher", JOINED):
         return

@@ -64,7 +64,7 @@ class Arena:
 
     @classmethod
     def private(cls, size_bytes: int) -> "Arena":
-        """Memory of this process alone: a forked child gets a copy, as of all that the framework allocates."""
+        """Map memory of this process alone; a forked child gets a copy."""
         return cls(memoryview(mmap.mmap(-1, max(1, size_bytes), access=mmap.ACCESS_COPY))[:size_bytes], None)
 
     @classmethod
@@ -119,7 +119,7 @@ def _mapped(fd: int, size_bytes: int, is_writable: bool) -> memoryview:
 
 
 class _Mapping:
-    """Where shared memory is mapped."""
+    """One mapping of shared memory."""
 
     def __init__(self, address: int, length: int) -> None:
         self._address, self._length = address, length

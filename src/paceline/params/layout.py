@@ -61,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def cut_every(self) -> int:
-        """At multiples of how many elements it may be cut."""
+        """Return at multiples of how many elements a ps boundary may cut the tensor."""
         return self.constraint.cut_every(self.shape, self.stride) if self.constraint is not None else 1
 
 
@@ -94,7 +94,7 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def own(self) -> tuple[TensorSpec, ...]:
-        """The buffers: each worker has its own values of them."""
+        """Return the buffers, of which each worker has its own values."""
         return tuple(t for t in self.carried if t.buffer)
 
     @cached_property

@@ -91,7 +91,7 @@ def _even_bytes(tensors: Sequence[TensorSpec], num_ps: int) -> Plan:
 
 
 def _allowed(tensors: Sequence[TensorSpec], cut: int) -> int:
-    """The place nearest to `cut` at which the tensor that lies there may be cut."""
+    """Return the place nearest to `cut` at which the tensor that lies there may be cut."""
     position = 0
     for tensor in tensors:
         end = position + align(tensor.size_bytes)

@@ -78,7 +78,7 @@ class Block:
         self.optimizer = _make(spec, members)
 
     def _constrained(self, pieces: Sequence[Piece]) -> Iterator[tuple[torch.Tensor, Constraint]]:
-        """Every piece that has a constraint, as a tensor of whole rows where that is about rows."""
+        """Yield every piece that has a constraint; as a tensor of whole rows if the constraint is of rows."""
         for piece in pieces:
             spec = self._layout.trained[piece.tensor]
             if spec.constraint is None or not piece.numel:

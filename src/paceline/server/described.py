@@ -50,7 +50,7 @@ def options_problem(options: Sequence[Options], before: Sequence[Options]) -> st
 
 
 def is_ordinary(options: Sequence[Options], before: Sequence[Options]) -> bool:
-    """Whether only rates and the like were changed, as schedulers do, with which an update can always be made.
+    """Tell whether only rates and the like have changed, as schedulers change them: no update can fail by that.
 
     >>> is_ordinary([{"lr": 0.1, "amsgrad": True}], [{"lr": 0.2, "amsgrad": True}])
     True

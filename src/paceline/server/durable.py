@@ -42,7 +42,7 @@ NOTHING = (0, 0)  # of a worker nothing was applied yet
 
 
 class Buffers(msgspec.Struct, array_like=True):
-    """Workers' own buffers, and after how many steps and samples of each they were heard of."""
+    """Workers' own buffers, and the steps and samples of each worker when it sent them."""
 
     blocks: dict[int, bytes] = {}
     told: dict[int, tuple[int, float | None]] = {}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def position(desk: "Desk", peer: "Peer", message: m.Position, frame: Frame) -> "Answers":
-    """One way: where a worker is after the update that is to be saved. Its buffers come with it; the chief's with all
-    that is carried, if that has changed."""
+    """Take a worker's position after the update that is to be saved, without an answer. It brings the worker's buffers;
+    the chief's brings all carried tensors, if they have changed."""
     layout = desk.shard().layout
     if frame.bulk_bytes and frame.bulk_bytes != (layout.own_bytes if message.worker else layout.carried_bytes):
         raise ProtocolError(f"{frame.bulk_bytes} bytes are no carried tensors of this model")

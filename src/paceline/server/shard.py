@@ -351,7 +351,7 @@ class Shard:
                 self._shadows[index].copy_(block.vector)
 
     def _write(self, values: memoryview) -> None:
-        """Parameters that a script has changed in training: averages go on, and so do masters of what is unchanged."""
+        """Take parameters that a script has changed in training; keep averages, and masters of unchanged elements."""
         for block, seen in zip(self.blocks, self._seen, strict=True):
             new = flat(values, block.model_dtype, block.model_offset, block.numel)
             if block.dtype != block.model_dtype:
@@ -359,8 +359,8 @@ class Shard:
         self.memory[:] = values
 
     def assign(self, values: memoryview, is_written: bool = False) -> None:
-        """As fill (or `_write`), while workers may read: the sequence number moves, so that a reader in the middle
-        reads again."""
+        """Call fill (or _write) while workers may read: the sequence number moves, so that a reader in the middle reads
+        again."""
         self._changed()
         sequence = self._sequence[0]
         self._sequence[0] = sequence + 1

@@ -33,7 +33,7 @@ class Shares:
         return self.earlier.get(worker, 0) + a_push * pushes
 
     def has_trained(self, state: ShardState, worker: int) -> bool:
-        """Whether it has pushed since this run was started, or resumed."""
+        """Tell whether a worker has pushed since this run was started or resumed."""
         return bool(state.staleness.get(worker)) or bool(state.discarded.get(worker))
 
     def goes_on(self, state: ShardState, worker: int, told: Position | None) -> Position | None:

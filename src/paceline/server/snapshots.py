@@ -105,7 +105,7 @@ class Snapshots:
         self.newest: dict[int, m.Position] = {}  # where each worker was, as last heard
         self.shares = Shares()
         self.buffers: dict[int, bytes] = {}  # of each worker but the chief, as last heard
-        self.told: dict[int, tuple[int, float | None]] = {}  # after how many steps and samples buffers were heard of
+        self.told: dict[int, tuple[int, float | None]] = {}  # steps and samples of each worker when it sent its buffers
 
     @property
     def saved_s(self) -> float | None:
@@ -173,7 +173,7 @@ class Snapshots:
         return m.Started(core.seed, state.version, core.open_decisions, core.dial, position, is_next, is_again)
 
     def ended(self, core: "Core") -> dict[int, tuple[int, int]]:
-        """Of each worker that has closed: how many passes it took to their end, and its steps."""
+        """Return the whole passes and the steps of each worker that has closed."""
         closed = [w for w, member in enumerate(core.members) if member.phase is Phase.CLOSED]
         return {w: (self.newest[w].done, self.newest[w].steps) for w in closed if w in self.newest}
 
@@ -322,7 +322,7 @@ class Snapshots:
     # --- who is where -----------------------------------------------------------------------------------------
 
     def note(self, position: m.Position, has_rounds: bool) -> None:
-        """A worker says where it is; its buffers have come, too."""
+        """Note where a worker is; its buffers have come before."""
         self.newest[position.worker] = position
         self.told[position.worker] = position.steps, position.samples
         if self._target is not None and (not has_rounds or position.version >= self._target):

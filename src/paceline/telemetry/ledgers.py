@@ -39,7 +39,7 @@ class Recorded:
 
 
 def content(path: Path) -> bytes:
-    """What a ledger holds; one that is a link, or lies in a linked folder, is refused."""
+    """Read a ledger; refuse one that is a link, or lies in a linked folder."""
     with files.reading(path.parent.parent, path) as file:
         return file.read()
 

@@ -31,15 +31,15 @@ def error_line(error: BaseException) -> str:
 
 
 class FailedAt(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a worker was when its script failed; a start counts its own steps, and so does a pass its batches."""
+    """How far a worker was when its script failed: its steps in this run and since its last start, and its batch."""
 
     step: int
     step_of_start: int
     batch: tuple[int, int, int] | None = None  # epoch, pass and batch; None: outside of a loader
 
     def is_same(self, other: "FailedAt") -> bool:
-        """Whether both failed at the same step. After a restart the count of all steps goes on about where it was, and
-        a loop may begin anew or go on: so one count that agrees is enough.
+        """Tell whether both failed at the same step. After a restart a loop may begin anew or go on, so one count that
+        agrees is enough.
 
         >>> at = FailedAt(step=40, step_of_start=12, batch=(2, 2, 7))
         >>> at.is_same(FailedAt(step=43, step_of_start=12)), at.is_same(FailedAt(step=43, step_of_start=3))
@@ -58,7 +58,7 @@ _FAILED_AT = re.compile(
 
 
 def failed_line(at: FailedAt) -> str:
-    """Where a worker's script failed; read again by read_failed.
+    """Write where a worker's script failed; read_failed reads it.
 
     >>> failed_line(FailedAt(step=40, step_of_start=12, batch=(2, 2, 7)))
     'Failed after 40 steps, 12 of this start; epoch 2, pass 2, batch 7'
@@ -68,7 +68,7 @@ def failed_line(at: FailedAt) -> str:
 
 
 def read_failed(log: str) -> FailedAt | None:
-    """What failed_line has said last.
+    """Read the last line that failed_line has written.
 
     >>> read_failed("ValueError: 1\\nFailed after 40 steps, 12 of this start\\n")
     FailedAt(step=40, step_of_start=12, batch=None)

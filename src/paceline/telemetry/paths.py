@@ -127,8 +127,8 @@ class RunPaths:
             raise UsageError(f"No readable cluster at {self.cluster}: is {self.root} a run folder?") from error
         return ClusterSpec({job: addresses for job, addresses in jobs.items() if isinstance(addresses, list)})
 
-    def write_by_hand(self, cluster: ClusterSpec, by_hand: "ByHand") -> None:
-        """cluster.json of tasks that were started one by one; the first one writes it, and the others the same."""
+    def write_by_hand(self, cluster: ClusterSpec, by_hand: ByHand) -> None:
+        """Write cluster.json for tasks that were started one by one; each of them writes the same."""
         self.root.mkdir(parents=True, exist_ok=True)
         draft = self.root / f".cluster.json.{os.getpid()}"
         told = {**cluster.as_dict(), BY_HAND: msgspec.structs.asdict(by_hand)}
@@ -138,8 +138,8 @@ class RunPaths:
         finally:
             draft.unlink(missing_ok=True)
 
-    def read_by_hand(self) -> "ByHand | None":
-        """How such tasks prove themselves; None where a launcher has started them."""
+    def read_by_hand(self) -> ByHand | None:
+        """Read how such tasks prove themselves; None if a launcher has started them."""
         try:
             return msgspec.json.decode(
                 files.content(self.root, self.cluster.name, CLUSTER_BYTES), type=_Started

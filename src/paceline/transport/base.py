@@ -37,16 +37,16 @@ class Rest:
 
 
 class _Inherited:
-    """In the place of a socket that was the parent's."""
+    """Stands in a forked child for a socket of its parent."""
 
     def __init__(self, owner: forks.Owner) -> None:
         self._owner = owner
 
     def close(self) -> None:
-        """Nothing is open here."""
+        """Do nothing: it is not open here."""
 
     def shutdown(self, how: int) -> None:
-        """Nothing may be ended here."""
+        """Do nothing: the connection is the parent's."""
 
     def getsockopt(self, *what: int) -> bytes:
         raise OSError("a socket of the parent process")

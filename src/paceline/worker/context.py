@@ -46,7 +46,7 @@ FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
 JUST_S = 5.0  # and how old one may be that needs no other
 PLAIN_RANGE = "write `for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`, or `for _ in ctx.steps(total)`"
-LOOK_S = 0.5  # how often a worker that repeats its loop looks whether the others have ended
+LOOK_S = 0.5  # how often a worker that repeats its loop asks whether the others have ended
 
 
 class Context:
@@ -70,7 +70,7 @@ class Context:
         self.is_assigning = False
         self.is_again = False  # an earlier start of this worker has trained in this run
         self._looked_s = 0.0
-        self._others_did: tuple[int, int] | None = None  # passes and steps of the workers that have all ended
+        self._others_did: tuple[int, int] | None = None  # most passes and steps of the others, once all have ended
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
@@ -261,7 +261,7 @@ class Context:
         self._reporter.stepped(self.worker_index, self._trainee, self.clock.last_s)
 
     def _follow_progress(self, trainee: Any) -> None:
-        """Where this worker is goes into its heartbeats, and to ps:0 when an update is saved."""
+        """Have this worker's position go into its heartbeats, and to ps:0 when an update is saved."""
         progress = self.progress
         progress.steps = lambda: int(trainee.steps)
         progress.samples = lambda: trainee.samples_pushed
@@ -272,7 +272,7 @@ class Context:
         trainee.progress, trainee.on_save = progress, self.announced
 
     def _goes_on_unguided(self, loop: Loop) -> None:
-        """This worker goes on, and its loop does not: refuse it after `--resume`; in a run the others' end is its."""
+        """Refuse a loop that begins again after `--resume`; in a restarted worker, end it when the others end."""
         change = loop.change if loop.begins_again else PLAIN_RANGE
         if not self.is_again:
             if loop.begins_again:
@@ -293,8 +293,8 @@ class Context:
         self._reporter.sink.event("warning", task=str(self._require_cluster().task), text=text)
 
     def _end_with_the_others(self, is_inside: bool) -> None:
-        """Called by a worker that repeats its loop: end it, if all others have ended and it has done as much as they.
-        Where it `is_inside` a pass, look only now and then."""
+        """End a worker that repeats its loop, if all others have ended and it has done as much as they have. Inside a
+        pass (`is_inside`), ask for that only now and then."""
         if self._others_did is None:
             now_s = time.monotonic()
             if is_inside and now_s - self._looked_s < LOOK_S:
@@ -313,8 +313,8 @@ class Context:
         raise SystemExit(0)
 
     def _send_position(self, position: m.Position) -> None:
-        """One way: the answer to the last push may still be on its way. This worker's buffers go with it; the chief's
-        with all that is carried, if that has changed."""
+        """Send a position, without an answer: that to the last push may still be on its way. It brings this worker's
+        buffers; the chief's brings all carried tensors, if they have changed."""
         trainee = self._trainee
         if self.is_chief:
             block = trainee.carried_block()
@@ -322,7 +322,7 @@ class Context:
             block = block if is_new else b""
         else:
             block = trainee.own_block()
-        with suppress(ConnectionLost):  # the next question finds that out, and connects again
+        with suppress(ConnectionLost):  # the next request finds the connection lost, and connects again
             trainee.client.links[0].channel.say(position, bulk=[block] if block else [])
 
     def announced(self, version: int, writes: bool) -> None:
@@ -460,8 +460,8 @@ class Context:
         yield
 
     def weight(self, samples: float) -> None:
-        """So many samples are in each of this worker's pushes from now on; without it, those of the batches that the
-        pushed gradient is of count. A round's mean is weighted by it."""
+        """Say how many samples each of this worker's pushes holds from now on; without it, the samples of the batches
+        in the gradient count. A round's mean is weighted by it."""
         if not (math.isfinite(samples) and samples > 0):
             raise UsageError(f"weight({samples}): a push holds a number of samples above 0")
         self._weight = float(samples)
@@ -469,7 +469,7 @@ class Context:
             self._trainee.own_weight = self._weight
 
     def begin_pass(self, loader: Any) -> Any:
-        """Called by a prepared loader when a pass begins; return what counts the samples of its batches, if they do."""
+        """Begin a pass of a prepared loader. Return what counts the samples of its batches, if they count."""
         if self._trainee is None or loader is not self.training_loader or not self.owner.is_here:
             return None
         self._trainee.begin_loop()
@@ -526,8 +526,8 @@ class Context:
         self.barrier()
 
     def takes(self, what: str) -> bool:
-        """Whether what this worker loads with `what` goes to the ps: the chief's, before the first step or inside
-        assign(), and a single worker's at any time. Refuse it in the middle of a run with several."""
+        """Tell whether what this worker loads with `what` goes to the ps: the chief's before the first step or inside
+        assign(), and a single worker's at any time. Refuse it in the middle of a run with several workers."""
         self.check_owner(what)
         trainee = self._trainee
         is_first = trainee is None or not trainee.pushes
@@ -573,8 +573,8 @@ class Context:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def close(self, is_ok: bool = True, is_interrupted: bool = False) -> None:
-        """Report and leave; the last worker to do so writes the final checkpoint. After Ctrl+C the chief saves, too. A
-        forked child that ends leaves nothing: the part is its parent's."""
+        """Report and leave; the last worker to do so writes the final checkpoint. After Ctrl+C the chief saves, too. In
+        a forked child, do nothing: its parent is the worker."""
         if self._is_closed or not self.owner.is_here:
             return
         self._is_closed = True
@@ -646,7 +646,7 @@ class Context:
         try:
             saver.carried = self._trainee.carried_block()
         except UsageError as refused:
-            self._say(f"paceline: buffers are saved as they were last told: {refused}")
+            self._say(f"paceline: buffers are saved as ps:0 has them: {refused}")
         writing = threading.Thread(target=self._try_save, args=(position,), name="last save", daemon=True)
         writing.start()
         writing.join(INTERRUPTED_SAVE_S)
@@ -659,8 +659,8 @@ class Context:
             self._say(f"Saved: {saved}")
 
     def _save(self, position: m.Position | None, waits_for_others: bool = False, is_final: bool = False) -> Path | None:
-        """Now, and wait until it is written. A full disk, say, or a ps that does not come back in time, is told, and is
-        no reason to stop. `is_final`: no other one will come."""
+        """Write a checkpoint now, and wait for it. A full disk, say, or a ps that does not come back in time, is
+        printed and ends nothing. `is_final`: no other checkpoint will come."""
         saver = self._make_saver()
         assert saver is not None
         saver.incarnation = self._trainee.client.incarnation
@@ -690,7 +690,7 @@ class Context:
             check_owner(self.owner, what)
 
     def _settle(self) -> None:
-        """Take the answer of the last push, if it is this process's."""
+        """Take the answer of the last push, unless this is a forked child."""
         if self.owner.is_here:
             self._trainee.settle()
 

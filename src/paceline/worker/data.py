@@ -86,8 +86,8 @@ class SharedBatches:
 
 
 class EveryNth:
-    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers: what it draws from
-    the global generators is, and is not taken from those of the script."""
+    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers. What it draws from
+    the global generators is: they are exchanged for common ones meanwhile."""
 
     def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None, seed: int = 0) -> None:
         self.epoch = 0
@@ -165,7 +165,7 @@ def share(
 
 
 def _draws_from_torch(batches: object) -> bool:
-    """Whether these are batches of a sampler of torch's own, which draws from torch alone."""
+    """Tell whether these are batches of a sampler of torch's own, which draws from torch's generator only."""
     own = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     return type(batches) is BatchSampler and type(batches.sampler) in own
 
@@ -229,7 +229,7 @@ def note_epochs(
 
 
 def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
-    """The loader's own iterator: of a new pass, or of the one that was under way, behind the batches taken from it."""
+    """Return the loader's own iterator, of a new pass, or of a pass before a restart behind its taken batches."""
     batches_of = loader.batch_sampler
     counting = batches_of if isinstance(batches_of, SharedBatches | EveryNth) else None
     shared = batches_of if isinstance(batches_of, SharedBatches) else None
@@ -257,7 +257,7 @@ def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progre
 
 
 def _next_pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
-    """The loader's own iterator of the pass behind one that was taken to its end before a restart."""
+    """Return the loader's own iterator of the pass after one that was taken to its end before a restart."""
     progress.pass_was_taken()
     shared = loader.batch_sampler if isinstance(loader.batch_sampler, SharedBatches) else None
     progress.begin_pass(shared.epoch if shared is not None else None)
@@ -265,8 +265,8 @@ def _next_pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: P
 
 
 class _Counted:
-    """A loader's own iterator, whose batches are counted as they are taken, with their samples where they count. A pass
-    that was gone on with, and has no batch left, is never handed out empty: the `next_pass` is."""
+    """A loader's own iterator that counts its batches, and their samples where they count. A pass that a restarted
+    worker finds without a batch left is not handed out: `next_pass` is."""
 
     def __init__(
         self, batches: Any, samples: GradientSamples | None, progress: Progress, clock: StepClock,

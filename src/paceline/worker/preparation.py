@@ -127,7 +127,7 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
 
 
 def is_started_again(ctx: "Context") -> bool:
-    """Whether the launcher has started this task before in this run; by hand only a ps knows."""
+    """Tell whether the launcher has started this task before in this run; of tasks by hand only a ps knows."""
     made = ctx.assignment
     return made is not None and made.source == "launcher" and made.incarnation >= first_incarnation(2)
 
@@ -175,7 +175,7 @@ class FirstValues:
             ctx.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
 
     def _loaded(self) -> Loaded | None:
-        """What `--resume` names; if this chief is started again, and the run has checkpoints by now, the newest."""
+        """Load what `--resume` names, or the newest checkpoint of the run if this chief was started again."""
         ctx = self._ctx
         assert ctx.assignment is not None
         settings = ctx.assignment.settings
@@ -189,8 +189,7 @@ class FirstValues:
         return loaded
 
     def send_rest(self) -> None:
-        """After every ps has its parameters: what the optimizer remembers, averages, and buffers that no checkpoint
-        holds."""
+        """Send what follows the parameters: optimizer state, averages, and buffers that no checkpoint holds."""
         if block := self._trainee.unsaved_block():
             self._trainee.client.links[0].ask(m.Assign("unsaved"), bulk=[block])
         if self._restored is None:

@@ -1,7 +1,7 @@
-"""HOW does a checkpoint become a cluster again? Its tensors laid out as this model and these ps want them.
+"""Lay the tensors of a checkpoint out for this model and these ps, and send them.
 
 Called by the chief before it initialises the ps, and when a ps came back without its memory. No framework: bytes.
-Independent of how many ps and workers wrote it. Refuses, with a list of what differs, what is not this model's.
+Independent of how many ps and workers wrote it. Refuses the checkpoint of another model, with a list of what differs.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Restored:
                 arena[offset : offset + spec.size_bytes] = in_storage_order(spec, tensors[spec.name])
 
     def carried_block(self) -> bytes:
-        """Frozen parameters and buffers, one after the other; the buffers are the chief's own, where it has any."""
+        """Return frozen parameters and buffers, one after the other; of buffers the chief's own, where it has any."""
         block = bytearray(self._layout.carried_bytes)
         for spec, offset in zip(self._layout.carried, self._layout.carried_offsets, strict=True):
             block[offset : offset + spec.size_bytes] = in_storage_order(spec, self._loaded.model[spec.name])
@@ -61,14 +61,14 @@ class Restored:
         return bytes(block if own is None else self._layout.with_own(block, own))
 
     def send_buffers(self, link: Asked, num_workers: int) -> None:
-        """To ps:0: the buffers of each worker that has its own, such as running means."""
+        """Send ps:0 the buffers of each worker that has its own, such as running means."""
         for worker in range(1, num_workers):
             own = self._buffers_of(worker)
             if own is not None:
                 link.ask(m.Assign("carried", worker=worker), bulk=[own])
 
     def _buffers_of(self, worker: int) -> bytes | None:
-        """The block of one worker's own buffers; None where the checkpoint has none of it."""
+        """Return the block of one worker's own buffers; None if the checkpoint has none of them."""
         layout, block, is_there = self._layout, bytearray(self._layout.own_bytes), False
         for spec, offset in zip(layout.own, layout.own_offsets, strict=True):
             entry = (self._loaded.workers or {}).get(buffer_name(worker, spec.name))
@@ -120,7 +120,7 @@ class Restored:
         return slots
 
     def init(self, index: int, num_workers: int) -> m.Init:
-        """What a ps is told with its first values."""
+        """Return the message that comes with a ps's first values."""
         state = self.state
         told = m.Init(state.global_step, state.lineage + 1)
         if index != 0:
@@ -129,7 +129,7 @@ class Restored:
 
 
 def buffer_name(worker: int, name: str) -> str:
-    """What workers.safetensors calls a worker's own value of a buffer.
+    """Return the name in workers.safetensors of a worker's own value of a buffer.
 
     >>> buffer_name(1, "norm.running_mean")
     '1.buffers.norm.running_mean'
@@ -170,8 +170,8 @@ def _refuse_other_model(loaded: Loaded, layout: Layout) -> None:
 
 
 def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:
-    """Where each worker goes on. With another number of workers nobody is where it was: all go on in the epoch of the
-    one that is least far, at the batch that as many batches together make."""
+    """Return where each worker goes on. With another number of workers, all go on in the epoch of the one that was
+    least far, at the batch that makes as many batches together."""
     state = loaded.state
     if state.num_workers == num_workers:
         return [_position(worker, loaded) for worker in state.workers if worker.index < num_workers]
@@ -179,7 +179,7 @@ def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:
 
 
 def shared_out(state: State, num_workers: int) -> list[m.Position]:
-    """The positions of so many workers, where another number of them was."""
+    """Share the positions in a checkpoint out over another number of workers."""
     if not state.workers:
         return []
     behind = min(state.workers, key=lambda w: (w.epoch, w.passes, w.batch))
@@ -213,7 +213,7 @@ def _position(worker: WorkerState, loaded: Loaded) -> m.Position:
 
 
 def worker_states(told: Sequence[m.Position]) -> tuple[list[WorkerState], dict[str, Entry]]:
-    """The other way: what goes into state.json and into workers.safetensors."""
+    """Return what goes into state.json and into workers.safetensors."""
     states, tensors = [], {}
     for position in told:
         states.append(

@@ -43,7 +43,7 @@ Event = Callable[..., None]
 
 
 class Later(Exception):
-    """Somebody wants to save now, and must not wait for what this one waits for: the others, or even that somebody."""
+    """Yield to a foreground save, which must not wait for this background one."""
 
 
 class Connection:
@@ -109,11 +109,11 @@ class Saver:
         self._say = say
         self._event = event
         self._busy = threading.Lock()
-        self._writing = threading.Lock()  # its folder is there for others to see before this object knows
+        self._writing = threading.Lock()  # held from before its folder appears
         self._work: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_ended = threading.Event()
-        self._calm = threading.Event()  # nobody wants to save now
+        self._calm = threading.Event()  # set while no foreground save runs
         self._calm.set()
         self.incarnation = me.incarnation
         self.lineage_of: Callable[[int], int] = lambda index: 0  # the one in which this worker trains with that ps
@@ -263,7 +263,7 @@ class Saver:
         return copy
 
     def has_just_saved(self, within_s: float, limit_s: float) -> bool:
-        """Whether a checkpoint is so new that it needs no other; one that is being written is waited for, so long."""
+        """Tell whether the last checkpoint is newer than `within_s`; wait `limit_s` for one that is being written."""
         if not self._writing.acquire(timeout=limit_s):
             return False
         self._writing.release()
@@ -294,7 +294,7 @@ class Saver:
             losses.written(self._folder)
             if path != self.in_use:
                 self.in_use = None  # one of this run's own takes its place
-            with suppress(CheckpointError):  # what could not be removed is in nobody's way
+            with suppress(CheckpointError):  # an old checkpoint that stays does no harm
                 retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(

@@ -1,4 +1,4 @@
-"""WHAT goes into a checkpoint? The ps' parameters, carried tensors and optimizer state, whole again, and who was where.
+"""Assemble a checkpoint from all ps: parameters, carried tensors, optimizer state, and where each worker was.
 
 Called by worker/saver with the connections that fetch the copies. No framework: bytes from the ps go into files.
 """
@@ -25,7 +25,7 @@ from paceline.worker.statistics import mean, weights_of
 
 
 class Source(Protocol):
-    """One ps, as whoever saves sees it."""
+    """The way of the saver to one ps."""
 
     index: int
 
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 class CopyGone(ClusterError):
-    """What a ps sends is not of the copy that we were told of: it was started again, or another one was asked for."""
+    """The ps has another copy than the one it announced: it was started again, or another copy was asked for."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
         return sum(tensor.size_bytes for tensor in tensors)
 
     def write(self, folder: Path) -> Path:
-        """Into a checkpoints/ folder; CheckpointError when it cannot be."""
+        """Write it into a checkpoints/ folder; CheckpointError if that fails."""
         return write(folder, self.model, self.optimizer, self.state, self.averages, self.workers)
 
 
@@ -62,8 +62,8 @@ def fetched(
     sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str, num_workers: int,
     has_means: bool = True,
 ) -> Content:  # fmt: skip
-    """Every copy, from all ps. `has_means`: the model has the mean of the workers' running statistics; the chief's are
-    then among those of the workers."""
+    """Fetch the copies of all ps. `has_means`: put the mean of the workers' running statistics into the model, and the
+    chief's own among those of the workers."""
     model = _fetch(sources, layout, plan, copies, "parameters")
     averages = _fetch(sources, layout, plan, copies, "ema") if copies[0].has_averages else None
     _, carried = _part(sources[0], copies[0], "carried", layout.carried_bytes)
@@ -101,7 +101,7 @@ def fetched(
 
 
 def _mean(name: str, weights: Mapping[int, float], own: Mapping[str, Entry]) -> Entry:
-    """One running statistic over all workers that have made steps; of one worker alone, its very bits."""
+    """Average one running statistic over all workers that have made steps; of a single worker, return its bits."""
     entries = [own[buffer_name(worker, name)] for worker in weights or (0,)]
     return mean(entries, list(weights.values())) if len(entries) > 1 else entries[0]
 

@@ -1,4 +1,4 @@
-"""WHAT is bound to the cluster? One model and its optimizer: what a step says to the ps, and what their answers become.
+"""Bind one model and its optimizer to the cluster: a step pushes the gradient and takes the newest parameters.
 
 The part that every framework shares; worker/torch and worker/tensorflow bring the tensors. No framework: the arena is
 bytes. Everything here runs on the thread that trains. The way of one step (docs/step.md):
@@ -88,7 +88,7 @@ class Samples(Protocol):
 
 
 class Trainee(ABC):
-    """One model and its optimizer, bound to the cluster; a framework's own makes it whole."""
+    """One model and its optimizer, bound to the cluster; each framework has a subclass."""
 
     is_local = False  # the optimizer runs here, and deltas are pushed
     loading = "model.load_state_dict()"  # what loads values into the model
@@ -106,7 +106,7 @@ class Trainee(ABC):
         self._sent_options: Any = None
         self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
         self.is_alone = True  # no other worker trains this model
-        self.goes_on = False  # a run that has made updates already, before this worker's loop begins
+        self.goes_on = False  # until the loop begins: this run has made updates already
         self._is_first = True  # no step yet
         self._holds_averages = False
         self._refreshes_later = False
@@ -123,7 +123,7 @@ class Trainee(ABC):
         self.not_finite = 0
         self._not_finite_in_a_row = 0
         self.batch_size = 0  # of the loader; 0: it does not say
-        self.own_weight: float | None = None  # what the script says instead
+        self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
         self._weight = 0.0
         self._sent_weight: float | None = 0.0
         self.progress = Progress(0)  # the context's own, once it has begun
@@ -146,7 +146,7 @@ class Trainee(ABC):
 
     @abstractmethod
     def take_carried(self, block: bytearray) -> None:
-        """Overwrite the frozen parameters and buffers, at the start: with the chief's, or its earlier ones."""
+        """Overwrite the frozen parameters and buffers at the start, with the chief's."""
 
     def unsaved_block(self) -> bytes:
         """Copy the values of the buffers that no checkpoint holds; empty where a framework has none."""
@@ -203,12 +203,12 @@ class Trainee(ABC):
     # --- one step ---------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Refuse or prepare what must hold before a gradient leaves."""
+        """Check and prepare everything before a gradient leaves."""
         check_owner(self.owner, "optimizer.step()")
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         if self.client.is_pending:
-            self.settle()  # an answer that Ctrl+C has interrupted
+            self.settle()  # Ctrl+C has interrupted the wait for it
         self.check_parameters()
         self._keep_found()
         if self._is_first:
@@ -222,11 +222,11 @@ class Trainee(ABC):
         """Refuse parameters that are no longer what was bound, or bind them again where that is right."""
 
     def assigned(self, is_chief: bool) -> None:  # noqa: B027 (the same)
-        """Inside ctx.assign() the script has written what all workers have now."""
+        """Note that inside ctx.assign() the script has written what all workers will have."""
 
     def lay_back(self) -> None:  # noqa: B027 (the same)
-        """Bind parameters again whose values lie elsewhere now. What must be refused is left to the next step: a script
-        may cast its model once it has trained."""
+        """Bind parameters again whose values lie elsewhere now. Leave refusals to the next step: a script may cast its
+        model after its last one."""
 
     # --- what the script writes into the parameters -----------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Trainee(ABC):
             )
 
     def _instead_of_writing(self, indices: Sequence[int]) -> str:
-        """What a script with several workers can do that has written these tensors."""
+        """Say what a script with several workers can do instead of writing these tensors."""
         return (
             "Write before prepare(), or on all workers inside `with ctx.assign():` (the chief's values count), or let "
             "the ps keep a constraint: paceline.constrain(p, min=…, max=…)"
@@ -282,7 +282,7 @@ class Trainee(ABC):
         self._is_first = self.goes_on = False
 
     def newest_step(self) -> int:
-        """The global step with this worker's last push in it."""
+        """Return the global step with this worker's last push in it."""
         return self.client.links[0].version
 
     def _push(self, gradients: Any) -> None:
@@ -327,7 +327,7 @@ class Trainee(ABC):
             self.discarded += 1
 
     def refresh(self) -> None:
-        """The newest parameters, now; while the model holds averages: when it holds its own again."""
+        """Take the newest parameters now; inside ctx.ema(), when the model holds its own again."""
         self.settle()
         if self._holds_averages:
             self._refreshes_later = True
@@ -347,8 +347,8 @@ class Trainee(ABC):
         if self._overlap is not None:
             self._overlap.forget()
 
-    def forget_steps(self) -> None:  # noqa: B027 (only who trains by itself has any)
-        """New parameters come from outside: what this worker did to its own since the last pull is gone."""
+    def forget_steps(self) -> None:  # noqa: B027 (only mode local makes any)
+        """Drop the steps that this worker has made by itself since the last pull."""
 
     def finish(self) -> UsageError | None:
         """Send what is left of this worker's training. Return the refusal of what the script wrote last, if there is
@@ -362,7 +362,7 @@ class Trainee(ABC):
         return None
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Close the connections and remove the hooks."""
         if self._overlap is not None:
             self._overlap.close()
         if self.samples is not None:
@@ -378,7 +378,7 @@ class Trainee(ABC):
         return encode(PushTail(options, mask, weight))
 
     def _changed_options(self) -> list[Options] | None:
-        """All groups' options when one of them is another than at the last push (a scheduler did that, say)."""
+        """Return all groups' options if one of them has changed since the last push (by a scheduler, say)."""
         values = self._option_values()
         if values == self._sent_options:
             return None
@@ -387,7 +387,7 @@ class Trainee(ABC):
         return self.spec.groups
 
     def _changed_weight(self) -> float | None:
-        """How many samples this push is the mean of, when it is another number than before."""
+        """Return how many samples this push is the mean of, if that is another number than at the last push."""
         samples = self._samples()
         self._count(samples)
         self._weight = self.own_weight or (self._weight if samples is None else samples)
@@ -408,7 +408,7 @@ class Trainee(ABC):
         return None if self.samples is None else self.samples.pushed()
 
     def _is_finite(self, gradients: Any) -> bool:
-        """The sum is suspicious: look, and name what is wrong."""
+        """Look at each gradient, because their sum is not finite; count and name those that are not."""
         bad = self._outgoing.not_finite(gradients)
         if not bad:
             return True
@@ -417,7 +417,7 @@ class Trainee(ABC):
         who, where = f"worker:{self._me.worker}", ", ".join(bad)
         if self._not_finite_in_a_row >= MAX_NOT_FINITE:
             raise NonFiniteGradient(f"{who}: {self._not_finite_in_a_row} gradients in a row not finite, now in {where}")
-        self._sent_options = []  # ps:0 alone hears of this push: what it says is said again with the next
+        self._sent_options = []  # only ps:0 gets this push: the next one repeats its options
         self._sent_weight = None
         warnings.warn(
             f"paceline: {who}: step {self.steps + 1} discarded, gradient not finite in {where}",
@@ -428,7 +428,7 @@ class Trainee(ABC):
     # --- from outside the loop --------------------------------------------------------------------------------
 
     def assign_parameters(self) -> None:
-        """The chief's parameters, as they are now, become the cluster's."""
+        """Make the chief's parameters, as they are now, the cluster's."""
         self.settle()
         self.check_parameters()
         self._send_parameters("parameters")
@@ -443,19 +443,19 @@ class Trainee(ABC):
         return self.block_of(self.layout.own, self.layout.own_offsets, self.layout.own_bytes)
 
     def send_carried(self) -> None:
-        """The chief's buffers and frozen parameters, as they are now."""
+        """Send the chief's buffers and frozen parameters, as they are now."""
         if self.layout.carried_bytes:
             self.client.links[0].ask(Assign("carried"), bulk=[self.carried_block()])
 
     def slots(self) -> Slots:
-        """All optimizer state of the cluster."""
+        """Fetch all optimizer state of the cluster."""
         check_owner(self.owner, "the optimizer's state read")
         self.settle()
         return gather(self.client.links, self.layout)
 
     @contextmanager
     def averages(self) -> Iterator[None]:
-        """Inside, the model holds the averaged parameters of the ps; afterwards its own again, to the bit."""
+        """Have the model hold the averaged parameters of the ps inside, and its own again afterwards, to the bit."""
         self.settle()
         self.keep_writes()
         blocks = [link.ask_bulk(Fetch("ema"), link.into.nbytes)[1] for link in self.client.links]

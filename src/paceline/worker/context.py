@@ -514,6 +514,7 @@ class Context:
         self.is_assigning = True
         try:
             yield
+            self._trainee.carried_at_start = b""
             self._trainee.assigned(self.is_chief)
             if self.is_chief:
                 self._trainee.assign_parameters()

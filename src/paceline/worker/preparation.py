@@ -110,6 +110,7 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
     trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic
     trainee.goes_on = started.global_step > 0
     trainee.joined(lambda: _loaded(ctx, trainee))
+    trainee.carried_at_start = trainee.carried_block() if trainee.goes_on else b""
     binding.convert()  # 4
     ctx.seed, ctx.started_at = started.seed, started.global_step
     ctx.say(_start_line(ctx, client, batch_size))

@@ -107,6 +107,7 @@ class Trainee(ABC):
         self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
         self.is_alone = True  # no other worker trains this model
         self.goes_on = False  # until the loop begins: this run has made updates already
+        self.carried_at_start = b""  # where the run goes on: buffers and frozen parameters as prepare() took them
         self._is_first = True  # no step yet
         self._holds_averages = False
         self._refreshes_later = False
@@ -275,7 +276,22 @@ class Trainee(ABC):
         """Drop what the script has written since prepare(), where the run goes on: its loop begins now."""
         if self.goes_on:
             self.keep_writes()
+            self._drop_carried()
             self.goes_on = False
+
+    def _drop_carried(self) -> None:
+        """Take buffers and frozen parameters as they were at the end of prepare()."""
+        known, now = self.carried_at_start, self.carried_block()
+        if not known or known == now:
+            return
+        ends = [*self.layout.carried_offsets[1:], len(known)]
+        parts = zip(self.layout.carried, self.layout.carried_offsets, ends, strict=True)
+        names = [spec.name for spec, start, end in parts if known[start:end] != now[start:end]]
+        self._say(
+            f"paceline: {listed(names)} changed between prepare() and the loop, and this run goes "
+            f"on from global step {self.client.links[0].version}: the values of its checkpoint count"
+        )
+        self.take_carried(bytearray(known))
 
     def end_first(self) -> None:
         """Treat what the script writes from now on as training, no longer as first values."""

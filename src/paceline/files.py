@@ -21,7 +21,7 @@ HARD_LINK = "it has another name, too (a hard link), and what is written there w
 LINK = "it is a symbolic link, and none is followed there"
 
 
-class Refused(OSError):
+class Unusable(OSError):
     """A file that was refused for what it is: a link, a pipe, too large."""
 
     def __init__(self, number: int, name: str, why: str) -> None:
@@ -96,7 +96,7 @@ def open_in(folder: int, name: str, flags: int, mode: int = 0o644) -> int:
     why = why or (HARD_LINK if is_written and told.st_nlink > 1 else "")
     if why:
         os.close(file)
-        raise Refused(errno.EINVAL, name, why)
+        raise Unusable(errno.EINVAL, name, why)
     return file
 
 
@@ -119,7 +119,7 @@ def content(root: Path | str, name: str, limit_bytes: int = SMALL_BYTES) -> byte
     with os.fdopen(open_below(root, (name,), os.O_RDONLY), "rb") as file:
         found = file.read(limit_bytes + 1)
     if len(found) > limit_bytes:
-        raise Refused(errno.EFBIG, name, f"it is larger than {limit_bytes} bytes")
+        raise Unusable(errno.EFBIG, name, f"it is larger than {limit_bytes} bytes")
     return found
 
 
@@ -136,4 +136,4 @@ def _explained(error: OSError, name: str, folder: int) -> OSError:
         is_link = stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:
         is_link = False
-    return Refused(errno.ELOOP, name, LINK) if is_link else error
+    return Unusable(errno.ELOOP, name, LINK) if is_link else error

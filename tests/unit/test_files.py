@@ -108,7 +108,7 @@ def test_a_folder_on_the_way_that_is_a_link_is_not_entered(tmp_path: Path) -> No
 def test_small_files_have_a_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(10))
     assert files.content(tmp_path, "file", 10) == bytes(10)
-    with pytest.raises(files.Refused, match="larger than 9 bytes"):
+    with pytest.raises(files.Unusable, match="larger than 9 bytes"):
         files.content(tmp_path, "file", 9)
 
 

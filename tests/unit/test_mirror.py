@@ -13,7 +13,7 @@ from paceline.checkpoint import read
 from paceline.checkpoint.manifest import MANIFEST
 from paceline.cluster.spec import Task
 from paceline.errors import ProtocolError
-from paceline.files import Refused
+from paceline.files import Unusable
 from paceline.launchers import mirror as mirrors
 from paceline.launchers.mirror import BLOCK_BYTES, Mirror
 from paceline.launchers.pieces import Piece, keep, parts_of, sweep
@@ -384,7 +384,7 @@ def test_no_piece_is_written_through_a_linked_folder(pair: Pair, outside: Path, 
         keep(pair.here, Piece(name, 0, b"x", True))  # a file of that name takes the link's place
         assert (pair.here / name).read_bytes() == b"x" and not (pair.here / name).is_symlink()
     else:
-        with pytest.raises(Refused, match=f"{top}: it is a symbolic link"):
+        with pytest.raises(Unusable, match=f"{top}: it is a symbolic link"):
             keep(pair.here, Piece(name, 0, b"x", True))
     assert sorted(path.name for path in outside.iterdir()) == ["private.log"]
 
@@ -394,7 +394,7 @@ def test_no_piece_is_written_through_a_linked_folder(pair: Pair, outside: Path, 
 def test_no_piece_is_written_through_a_linked_file(pair: Pair, outside: Path, name: str, target: str) -> None:
     (pair.here / name).parent.mkdir(parents=True)
     (pair.here / name).symlink_to(outside / target)
-    with pytest.raises(Refused, match="it is a symbolic link"):
+    with pytest.raises(Unusable, match="it is a symbolic link"):
         keep(pair.here, Piece(name, 0, b"x"))
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("private.log", "mine\n")]
 
@@ -402,7 +402,7 @@ def test_no_piece_is_written_through_a_linked_file(pair: Pair, outside: Path, na
 def test_no_checkpoint_is_written_through_a_linked_draft(pair: Pair, outside: Path) -> None:
     (pair.here / "checkpoints").mkdir(parents=True)
     (pair.here / "checkpoints" / f".coming-a-{STEP}").symlink_to(outside)
-    with pytest.raises(Refused):
+    with pytest.raises(Unusable):
         keep(pair.here, Piece(f"checkpoints/{STEP}/state.json", 0, b"x"), "a")
     assert keep(pair.here, Piece(f"checkpoints/{STEP}/state.json", 0, b"x"), "a") is None, "the link is gone"
     assert sorted(path.name for path in outside.iterdir()) == ["private.log"]

@@ -63,10 +63,10 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
 UNKNOWN = Loop(kind="")
 
 
-def of(fields: dict[str, str | int]) -> Loop:
+def loop_of(fields: dict[str, str | int]) -> Loop:
     """Decode the loop in a position or in state.json; UNKNOWN if there is none, or it cannot be decoded.
 
-    >>> of({"kind": "epochs"}).begins_again, of({}) is UNKNOWN
+    >>> loop_of({"kind": "epochs"}).begins_again, loop_of({}) is UNKNOWN
     (False, True)
     """
     try:

@@ -266,7 +266,7 @@ def _opened(folder: Path, name: str) -> int:
         return files.open_below(folder.parent, (folder.name, name), os.O_RDONLY)
     except FileNotFoundError:
         raise CheckpointError(f"{name}: it is missing.") from None
-    except files.Refused as error:
+    except files.Unusable as error:
         raise CheckpointError(f"{name}: {error.why}.") from None
     except OSError as error:
         raise CheckpointError(f"{name}: it could not be read: {error.strerror}.") from None

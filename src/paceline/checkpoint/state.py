@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.checkpoint.loop import UNKNOWN, Loop
-from paceline.checkpoint.loop import of as loop_of
+from paceline.checkpoint.loop import UNKNOWN, Loop, loop_of
 from paceline.checkpoint.manifest import STATE_JSON, decoded
 from paceline.errors import CheckpointError
 from paceline.modes.spec import ModeSpec

@@ -201,11 +201,20 @@ def threads(settings: Settings, cluster: ClusterSpec) -> str:
     return os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // num_workers))
 
 
-def announce(run: Run, told: Sequence[str]) -> None:
-    """The first lines: the run folder, the cluster, and what is `told` of a checkpoint that is resumed."""
-    lines = [f"Run folder: {closing.shown(run.paths.root)}", *cluster_lines(run.cluster, run.settings.log_style), *told]
+def announce(run: Run, resumed: Sequence[str]) -> None:
+    """Print the first lines of a run on this host."""
+    lines = first_lines(run, resumed)
     lines += notes(run.settings, run.cluster, closing.shown(run.paths.root))
     print("\n".join([*lines, f"OMP_NUM_THREADS={run.threads} in every task"]), flush=True)
+
+
+def first_lines(run: Run, resumed: Sequence[str]) -> list[str]:
+    """Name the run folder, the cluster, and the checkpoint that is `resumed`."""
+    return [
+        f"Run folder: {closing.shown(run.paths.root)}",
+        *cluster_lines(run.cluster, run.settings.log_style),
+        *resumed,
+    ]
 
 
 def notes(settings: Settings, cluster: ClusterSpec, folder: str = "RUN") -> list[str]:

@@ -47,7 +47,7 @@ def content(path: Path) -> bytes:
 def _problem(path: Path) -> str:
     try:
         return problem(content(path))
-    except files.Refused as error:
+    except files.Unusable as error:
         return f"is not read: {error.why}"
 
 

@@ -118,7 +118,7 @@ def _files(run_dir: Path | str) -> list[tuple[Task, Path]]:
 def _records_of(task: Task, path: Path) -> Iterator[Record]:
     try:
         lines = files.reading(path.parent.parent, path)
-    except files.Refused as error:
+    except files.Unusable as error:
         warnings.warn(f"In {path.parent.parent} telemetry is left out: {error.strerror}.", stacklevel=2)
         return
     with lines:

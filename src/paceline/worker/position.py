@@ -21,8 +21,7 @@ from typing import Protocol, SupportsFloat, SupportsIndex
 import msgspec
 from msgspec.structs import replace
 
-from paceline.checkpoint.loop import EPOCHS, FIT, OWN, PASS, STEPS, UNKNOWN, Loop
-from paceline.checkpoint.loop import of as loop_of
+from paceline.checkpoint.loop import EPOCHS, FIT, OWN, PASS, STEPS, UNKNOWN, Loop, loop_of
 from paceline.errors import UsageError
 from paceline.wire.messages import BATCH, EPOCH, Position
 from paceline.worker import loops
@@ -85,8 +84,8 @@ class Progress:
         self.length: int | None = None  # batches of this pass, where that is known
         self.loop = UNKNOWN  # which loop of the script trains
         self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
-        self.on_unguided: Callable[[Loop], None] | None = None  # called if the run goes on, and the loop does not
-        self.on_repeat: Callable[[bool], None] | None = None  # may end it; False: between two passes
+        self.on_unguided: Callable[[Loop], None] = lambda loop: None  # called if the run goes on, and the loop does not
+        self.on_repeat: Callable[[bool], None] = lambda is_inside_pass: None  # may end a loop that begins again
         self._is_judged = False
         self._has_pass = False
         self._stood_done = 0
@@ -136,8 +135,7 @@ class Progress:
         from if the pass was begun before a restart."""
         if not self.is_guided:
             self._note_loop(loops.around_this(instead=loops.PER_EPOCH))
-        if self.on_repeat is not None:
-            self.on_repeat(False)
+        self.on_repeat(False)
         resumed, self._resumed, self._has_pass = self._resumed, None, True
         if resumed is not None:
             self.passes, self.batch, self.is_in_pass = resumed.passes, resumed.batch, True
@@ -176,8 +174,7 @@ class Progress:
     def begin_fit_epoch(self) -> None:
         """Note that an epoch of fit begins."""
         self._has_pass = True
-        if self.on_repeat is not None:
-            self.on_repeat(False)
+        self.on_repeat(False)
 
     def end_fit_epoch(self) -> None:
         """Note that an epoch of fit is over."""
@@ -186,8 +183,7 @@ class Progress:
 
     def took_batch(self) -> None:
         self.batch += 1
-        if self.on_repeat is not None:
-            self.on_repeat(True)
+        self.on_repeat(True)
 
     def _note_loop(self, loop: Loop) -> None:
         if self.loop.kind in ("", PASS, FIT):
@@ -197,7 +193,7 @@ class Progress:
     def before_push(self) -> None:
         """Find the training loop at the first step; refuse or warn if the run goes on and that loop begins again."""
         if self._is_judged:
-            if self.on_repeat is not None and not self._has_pass:
+            if not self._has_pass:
                 self.on_repeat(True)
             return
         if self.is_guided:
@@ -205,7 +201,7 @@ class Progress:
         elif not self._has_pass:
             self._note_loop(loops.around_this(instead=loops.PER_STEP))
         self._is_judged = True
-        if self.is_resumed and self.loop.kind not in (EPOCHS, STEPS, OWN) and self.on_unguided is not None:
+        if self.is_resumed and self.loop.kind not in (EPOCHS, STEPS, OWN):
             self.on_unguided(self.loop)
 
     def took_all(self) -> None:

@@ -34,7 +34,6 @@ from paceline.launchers.local import Request
 from paceline.launchers.nursery import VARIABLE as NURSERY
 from paceline.launchers.supervisor import Patience, supervise
 from paceline.telemetry.ledgers import note_cut
-from paceline.telemetry.lines import cluster_lines
 from paceline.transport.security import keys_dir_of
 from paceline.transport.tls import CERTIFICATE, PRIVATE_KEY
 from paceline.version import VERSION
@@ -231,12 +230,8 @@ def runs_on(run: Run, task: Task, host: Host, ready: Mapping[str, Ready]) -> dic
 
 
 def announce(run: Run, placed: Placed, ready: Mapping[str, Ready], report: Report, resumed: Sequence[str]) -> None:
-    """The first lines: the run folder, the cluster, what is resumed, and who is where."""
-    lines = [
-        f"Run folder: {closing.shown(run.paths.root)}",
-        *cluster_lines(run.cluster, run.settings.log_style),
-        *resumed,
-    ]
+    """Print the first lines: the run folder, the cluster, what is resumed, and where each task runs."""
+    lines = local.first_lines(run, resumed)
     for name, told in ready.items():
         tasks = [task for task, host in placed.items() if host.name == name]
         where = "this run folder" if told.is_shared else f"{told.run_dir} meanwhile"

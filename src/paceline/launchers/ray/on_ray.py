@@ -23,7 +23,7 @@ from paceline.cluster.cores import usable_cores
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.cluster.validate import check, check_lane
 from paceline.errors import EXIT_OK, ClusterError, UsageError
-from paceline.launchers import closing, local, memory
+from paceline.launchers import local, memory
 from paceline.launchers.crew import Run
 from paceline.launchers.entry import Program, check_program
 from paceline.launchers.folders import write_failure
@@ -38,7 +38,6 @@ from paceline.launchers.ray.member import Member
 from paceline.launchers.ray.ray_cluster import Where, connected, find, parse, why
 from paceline.launchers.ray.team import Away, Team, check_version
 from paceline.launchers.supervisor import Patience, supervise
-from paceline.telemetry.lines import cluster_lines
 from paceline.telemetry.paths import RunPaths
 
 EXCLUDES = ["/runs", ".git", ".venv*", "__pycache__", "/.paceline"]
@@ -347,12 +346,8 @@ def on_machine(task: Task, place: Place, threads: str) -> dict[str, str]:
 
 
 def announce(run: Run, places: Mapping[Task, Place], resumed: Sequence[str]) -> None:
-    """The first lines: the run folder, the cluster, what is resumed, and who is where."""
-    lines = [
-        f"Run folder: {closing.shown(run.paths.root)}",
-        *cluster_lines(run.cluster, run.settings.log_style),
-        *resumed,
-    ]
+    """Print the first lines: the run folder, the cluster, what is resumed, and where each task runs."""
+    lines = local.first_lines(run, resumed)
     by_machine: dict[str, list[str]] = {}
     for task, place in places.items():
         by_machine.setdefault(f"{place.machine} ({place.host})", []).append(str(task))

@@ -3,6 +3,7 @@
 Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
@@ -17,11 +18,15 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
 
+from paceline.errors import UsageError
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
 from paceline.worker import torch_rng
 from paceline.worker.position import Progress
+from paceline.worker.script import script_line
 from paceline.worker.torch_batch_sizes import sized_indices, sizes_of
 from paceline.worker.torch_samples import GradientSamples
 
@@ -150,7 +155,11 @@ def share(
         say("paceline: a loader without batches is not shared out: every worker iterates all of it")
         return loader
     batches: Any
-    sampler = loader.sampler
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        _check_own_share(sampler, worker, num_workers, is_elastic=place is not None)
+        say("paceline: the DistributedSampler gives this worker its share; the loader is taken as it is")
+        return loader
     if type(loader.batch_sampler) is BatchSampler and _takes_all_once(sampler) and loader.batch_size is not None:
         shuffle = type(sampler) is RandomSampler
         size = len(sampler)  # type: ignore[arg-type]
@@ -162,6 +171,17 @@ def share(
         )
         batches = EveryNth(loader.batch_sampler, worker, num_workers, place, seed)
     return _with_batches(loader, batches)
+
+
+def _check_own_share(sampler: "DistributedSampler[Any]", worker: int, num_workers: int, is_elastic: bool) -> None:
+    """Refuse a sampler that gives another share than this worker's: some samples would never be seen."""
+    if is_elastic or (sampler.num_replicas, sampler.rank) != (num_workers, worker):
+        came = " and workers may come and go" if is_elastic else ""
+        raise UsageError(
+            f"DistributedSampler(num_replicas={sampler.num_replicas}, rank={sampler.rank}) shares the set out, and "
+            f"this is worker {worker} of {num_workers}{came}: give the loader shuffle=True instead, and prepare() "
+            f"shares the set out{script_line()}"
+        )
 
 
 def _draws_from_torch(batches: object) -> bool:
@@ -178,6 +198,8 @@ def _takes_all_once(sampler: object) -> bool:
 
 
 def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
+    if type(loader) is not DataLoader:
+        return _copied(loader, batches)
     options: dict[str, Any] = {}
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
@@ -195,6 +217,23 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
         in_order=loader.in_order,
         **options,
     )
+
+
+def _copied(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
+    """A loader of a class of the script's own, which may change what it gives, with other batches. Refuse one that has
+    made an iterator already: it would go on with the batches of all."""
+    held = {name: value for name, value in vars(loader).items() if isinstance(value, _BaseDataLoaderIter)}
+    if held:
+        raise UsageError(
+            f"{type(loader).__name__} has made its iterator before prepare() (.{next(iter(held))}), so its batches "
+            "cannot be shared out among the workers: give prepare() a torch.utils.data.DataLoader, or use --data full"
+            f"{script_line()}"
+        )
+    shared = copy.copy(loader)
+    plain: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=batches)
+    for name in ("batch_sampler", "sampler", "batch_size", "drop_last"):
+        shared.__dict__[name] = getattr(plain, name)  # which a loader does not let anybody set
+    return shared
 
 
 def note_epochs(

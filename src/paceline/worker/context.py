@@ -6,7 +6,6 @@ Without a cluster the same calls do the plain thing, and nothing of the training
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -17,7 +16,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from paceline import forks
-from paceline.checkpoint.loop import PASS, Loop
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.checkpoint.room import other_places
@@ -36,6 +34,7 @@ from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
 from paceline.worker.link import ClosedAlready
 from paceline.worker.position import Count, Progress, whole
+from paceline.worker.repeated_loop import RepeatedLoop
 from paceline.worker.reporting import Reporter
 from paceline.worker.rewinding import Rewinder
 from paceline.worker.saver import Saver
@@ -45,8 +44,6 @@ CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error
 INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
 JUST_S = 5.0  # and how old one may be that needs no other
-PLAIN_RANGE = "write `for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`, or `for _ in ctx.steps(total)`"
-LOOK_S = 0.5  # how often a worker that repeats its loop asks whether the others have ended
 
 
 class Context:
@@ -69,8 +66,6 @@ class Context:
         self.started_at = 0  # the global step at which this worker joined
         self.is_assigning = False
         self.is_again = False  # an earlier start of this worker has trained in this run
-        self._looked_s = 0.0
-        self._others_did: tuple[int, int] | None = None  # most passes and steps of the others, once all have ended
         self._said_no_averages = False
         self.progress = Progress(self.worker_index)
         self._saver: Saver | None = None
@@ -266,51 +261,16 @@ class Context:
         progress.steps = lambda: int(trainee.steps)
         progress.samples = lambda: trainee.samples_pushed
         progress.send = self._send_position
-        progress.on_unguided = self._goes_on_unguided
+        repeated = RepeatedLoop(self.worker_index, trainee, progress, self.is_again, self._warn)
+        progress.on_unguided = lambda loop: repeated.check(loop, self.started_at)
         self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
         trainee.client.watch.tail = lambda: m.encode(progress.beat())
         trainee.progress, trainee.on_save = progress, self.announced
-
-    def _goes_on_unguided(self, loop: Loop) -> None:
-        """Refuse a loop that begins again after `--resume`; in a restarted worker, end it when the others end."""
-        change = loop.change if loop.begins_again else PLAIN_RANGE
-        if not self.is_again:
-            if loop.begins_again:
-                raise UsageError(loop.refusal("this run goes on from a checkpoint", self.started_at))
-            if not loop.kind:
-                self._warn(f"the loop of this script cannot be read; if it begins again after a resume, {change}")
-            return
-        self.progress.on_repeat = self._end_with_the_others
-        if loop.kind != PASS:
-            self._warn(
-                "this worker was started again and goes on where it was, but its loop counts from 0 again: it ends "
-                f"when the other workers have ended and it has done as much as they; to let it end by itself, {change}"
-            )
 
     def _warn(self, text: str) -> None:
         """Say it in the log and on the launcher's terminal."""
         self._say(f"paceline: {text}")
         self._reporter.sink.event("warning", task=str(self._require_cluster().task), text=text)
-
-    def _end_with_the_others(self, is_inside: bool) -> None:
-        """End a worker that repeats its loop, if all others have ended and it has done as much as they have. Inside a
-        pass (`is_inside`), ask for that only now and then."""
-        if self._others_did is None:
-            now_s = time.monotonic()
-            if is_inside and now_s - self._looked_s < LOOK_S:
-                return
-            self._looked_s, status = now_s, self._trainee.client.status()
-            if set(status.live) - {self.worker_index} or not status.ended:
-                return
-            passes, pushes = zip(*status.ended.values(), strict=True)
-            self._others_did = max(passes), max(pushes)
-        progress, (done, steps) = self.progress, self._others_did
-        if progress.done < done or (not done and progress.steps() < steps):
-            return
-        self._trainee.settle()
-        what = f"{done} passes over the data" if done else f"{steps} steps"
-        self._warn(f"this worker ends here: as the others, it has made {what}, with those before its restart")
-        raise SystemExit(0)
 
     def _send_position(self, position: m.Position) -> None:
         """Send a position, without an answer: that to the last push may still be on its way. It brings this worker's

@@ -169,6 +169,25 @@ def complex_parameters(job: Job) -> Returned:
     return {"losses": train(job, model, optimizer), "model": weights(model)}
 
 
+@case("Parameters", "parameters without elements")
+def without_elements(job: Job) -> Returned:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.none, self.nothing = (
+                small(),
+                nn.Parameter(torch.zeros(0)),
+                nn.Parameter(torch.zeros(0, 3)),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x) + x[:, :0] @ self.nothing + self.none.sum()
+
+    model = job.make(Empty)
+    model, optimizer = job.prepare(model, Adam(model.parameters(), lr=0.1))
+    return {"losses": train(job, model, optimizer), "model": weights(model)}
+
+
 @case("Parameters", "float64 and a parameter without dimensions")
 def double(job: Job) -> Returned:
     class Scaled(nn.Module):

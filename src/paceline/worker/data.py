@@ -97,20 +97,20 @@ class EveryNth:
     def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None, seed: int = 0) -> None:
         self.epoch = 0
         self._seed = seed
-        self._batches = batches
+        self.of_script = batches
         self._worker = worker
         self._num_workers = num_workers
         self._place = place
 
     def __len__(self) -> int:
-        return -(-len(self._batches) // self._num_workers)
+        return -(-len(self.of_script) // self._num_workers)
 
     def __iter__(self) -> Iterator[Sequence[int]]:
         if self._place is not None:
             self._worker, self._num_workers = self._place()
         count = 0
         kept: list[Sequence[int]] = []
-        drawn = drawing(self._batches, torch_rng.Apart(self._seed + self.epoch, _draws_from_torch(self._batches)))
+        drawn = drawing(self.of_script, torch_rng.Apart(self._seed + self.epoch, _draws_from_torch(self.of_script)))
         self.epoch += 1
         for batch in drawn:
             if count < self._num_workers:

@@ -170,6 +170,7 @@ def _held_elsewhere(tensors: Mapping[str, torch.Tensor], is_trained: set[int]) -
     count_users = getattr(torch._C, "_storage_Use_Count", None)
     if count_users is None:
         return ""
+    tensors = {name: t for name, t in tensors.items() if t.untyped_storage().nbytes()}  # else they share no memory
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values() if id(t) in is_trained}
     members: dict[int, list[str]] = {pointer: [] for pointer in storages}
     for name, tensor in tensors.items():

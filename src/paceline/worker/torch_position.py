@@ -4,9 +4,11 @@ Made by worker/torch_preparation, used by worker/position. What cannot be saved 
 restart.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -28,12 +30,18 @@ class TorchOwn:
         self._said: set[int] = set()
 
     def follow(self, loader: DataLoader[Any]) -> None:
-        """Its own generators, and its sampler's, are part of where we are."""
-        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        for name, owner in (("loader", loader), ("sampler", sampler)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                self._generators[name] = generator
+        """Its own generators, and its samplers', are part of where we are."""
+        batches = getattr(loader.batch_sampler, "of_script", loader.batch_sampler)
+        sampler = getattr(batches, "sampler", loader.sampler)
+        for name, owner in (("loader", loader), ("batches", batches), ("sampler", sampler)):
+            for attribute, value in getattr(owner, "__dict__", {}).items():
+                if isinstance(value, torch.Generator):
+                    self._generators[name if attribute == "generator" else f"{name}.{attribute}"] = value
+                elif isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+                    self._say(
+                        f"paceline: {type(owner).__name__}.{attribute} is a random generator that checkpoints do not "
+                        "hold: after a restart it starts anew. A torch.Generator in its place goes on"
+                    )
 
     def capture(self) -> torch_rng.Rng:
         return torch_rng.capture(self._generators)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,7 @@ def serve_ps(assignment):
         os.read(pipe, 1)
     if os.environ.get("OTHERS"):  # as with a worker that somebody else has started: it trains on until told
         import time
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a ps that is released stays while somebody trains
         with open(f"{assignment.settings.run_dir}/telemetry/ps-0.jsonl", "a") as file:
             file.write('{"t": %f, "kind": "tick", "task": "ps:0", "workers": 1}\\n' % time.time())
         print("others train on", flush=True)
@@ -509,14 +511,21 @@ def test_an_elastic_run_starts_the_first_and_shows_nobody_else(stage: Path, capf
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "as the last one ends"])
 def test_the_ps_are_not_ended_while_a_joined_worker_trains(
-    stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_late: bool
 ) -> None:
     """The stand-in ps says so in a tick, and ends only when the launcher has gone on waiting because of it."""
     monkeypatch.setenv("OTHERS", "1")
     seen: list[bool] = []
 
     def train(joined: supervisor.Joined, ask: Callable[[supervisor.Joined], bool] = supervisor.Joined.train) -> bool:
+        if is_late and not seen:  # the ps stays, and the launcher has not heard of the joined worker yet
+            deadline = time.monotonic() + 30
+            while not ask(joined) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(False)
+            return False
         seen.append(ask(joined))
         if (
             seen[-1] and seen.count(True) == 1

@@ -75,7 +75,7 @@ def supervise(run: Run, patience: Patience, starter: Starter | None = None) -> i
                 crew.start_all()
                 with chaos.injected(run.settings, [*run.cluster.ps, *run.started], run.paths, children):
                     end = watch(run, crew, failures)
-                end_rest(children, failures.view, patience, end)
+                end_rest(run, children, failures.view, patience, end)
         finally:
             children.kill()
             children.wait_until_gone(None, patience.stop_s)
@@ -178,11 +178,17 @@ class Joined:
         return told is not None and told.workers > 0 and time.time() - told.t < SILENT_S
 
 
-def end_rest(children: Children, view: View, patience: Patience, end: End) -> None:
+def end_rest(run: Run, children: Children, view: View, patience: Patience, end: End) -> None:
     """3. After training the ps end when they hear that nobody comes back; else: ask the workers, the ps, then kill."""
     if end is End.WORKERS_ENDED:
         children.send(children.running("ps"), RELEASE)
-        if not children.wait_until_gone("ps", patience.ps_s):
+        joined = Joined(run, children)
+        is_gone = children.wait_until_gone("ps", patience.ps_s)
+        while (
+            not is_gone and not children.is_interrupted and joined.train()
+        ):  # it came when the last one was about to end
+            is_gone = children.wait_until_gone("ps", patience.ps_s)
+        if not is_gone:
             left = ", ".join(str(task) for task in children.running())
             view.say(f"{left} did not end within {patience.ps_s:g} s of the last worker: ending it.")
     children.send(children.running("worker"), signal.SIGINT)

@@ -387,7 +387,7 @@ class Desk:
         core, shard = self.core, self.shard()
         limit = 16 * max(shard.size_bytes, 1 << 16) + shard.layout.carried_bytes
         if message.what == "unsaved":
-            limit = m.MAX_UNSAVED_BYTES + 64
+            limit = m.MAX_UNSAVED_BLOCK
         if frame.bulk_bytes > limit:
             raise ProtocolError(f"{frame.bulk_bytes} bytes to assign, more than {limit} can be meant")
         block = bytearray(frame.bulk_bytes)

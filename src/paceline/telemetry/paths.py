@@ -119,13 +119,13 @@ class RunPaths:
     def read_cluster(self) -> ClusterSpec:
         """Who takes part, and at which addresses."""
         try:
-            jobs = msgspec.json.decode(
-                files.content(self.root, self.cluster.name, CLUSTER_BYTES),
-                type=dict[str, list[str] | dict[str, object]],
-            )
+            jobs = msgspec.json.decode(self._cluster_json(), type=dict[str, list[str] | dict[str, object]])
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"No readable cluster at {self.cluster}: is {self.root} a run folder?") from error
         return ClusterSpec({job: addresses for job, addresses in jobs.items() if isinstance(addresses, list)})
+
+    def _cluster_json(self) -> bytes:
+        return files.content(self.root, self.cluster.name, CLUSTER_BYTES)
 
     def write_by_hand(self, cluster: ClusterSpec, by_hand: ByHand) -> None:
         """Write cluster.json for tasks that were started one by one; each of them writes the same."""
@@ -141,9 +141,7 @@ class RunPaths:
     def read_by_hand(self) -> ByHand | None:
         """Read how such tasks prove themselves; None if a launcher has started them."""
         try:
-            return msgspec.json.decode(
-                files.content(self.root, self.cluster.name, CLUSTER_BYTES), type=_Started
-            ).by_hand
+            return msgspec.json.decode(self._cluster_json(), type=_Started).by_hand
         except (OSError, msgspec.MsgspecError):
             return None
 

@@ -361,6 +361,7 @@ class FreeCopy(Message, frozen=True):
 
 
 MAX_UNSAVED_BYTES = 1 << 28  # of buffers that no checkpoint holds: more are not sent
+MAX_UNSAVED_BLOCK = MAX_UNSAVED_BYTES + 64  # with a digest in front
 
 
 class Assign(Message, frozen=True):

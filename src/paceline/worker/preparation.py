@@ -104,7 +104,7 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
         trainee.take_carried(block)
     if not first.has_sent_carried:
-        _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.MAX_UNSAVED_BYTES + 64)
+        _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.MAX_UNSAVED_BLOCK)
         if block:
             trainee.take_unsaved(block)
     trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic

@@ -239,7 +239,7 @@ class TorchTrainee(Trainee):
     def _option_values(self) -> list[list[Any]]:
         names = self._option_names
         return [
-            [v if (v := group[n]).__class__ in FIXED else _held(v) for n in names]
+            [v if (v := group[n]).__class__ in FIXED else _copied(v) for n in names]
             for group in self.optimizer.param_groups
         ]
 
@@ -255,6 +255,6 @@ class TorchTrainee(Trainee):
         return mapping_lines(task)
 
 
-def _held(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Copy an option that can be changed in place (schedulers change tensors so), so that the change is seen."""
     return plain(value) if isinstance(value, torch.Tensor | list) else value

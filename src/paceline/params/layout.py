@@ -61,7 +61,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     @property
     def cut_every(self) -> int:
-        """Return at multiples of how many elements a ps boundary may cut the tensor."""
+        """Return at multiples of how many elements the tensor may be cut."""
         return self.constraint.cut_every(self.shape, self.stride) if self.constraint is not None else 1
 
 

@@ -76,6 +76,7 @@ def serve_ps(assignment):
         raise RuntimeError("the shard burned")
     if os.environ.get("PS_STAYS"):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # that it may end now
+        os.open(os.environ["PS_STAYS"], os.O_RDWR)  # the workers wait for that
         signal.pause()
     pipe = os.open(os.environ["PIPE"], os.O_RDWR)  # held open, so that no byte is lost
     for _ in assignment.cluster.workers[: assignment.settings.started_workers]:
@@ -489,9 +490,10 @@ def test_a_lost_ps_ends_the_run(
 def test_a_ps_that_stays_is_ended(
     stage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PS_STAYS", "1")
+    os.mkfifo(stage / "stays")
+    monkeypatch.setenv("PS_STAYS", str(stage / "stays"))
     monkeypatch.delenv("PIPE")
-    assert call("run", "--run-dir", "r", script(stage, "")) == 0
+    assert call("run", "--run-dir", "r", script(stage, "open(os.environ['PS_STAYS']).close()")) == 0
     assert "ps:0 did not end within 1 s" in capfd.readouterr().out
 
 

@@ -474,6 +474,7 @@ class Context:
         self.is_assigning = True
         try:
             yield
+            self._ask(m.Barrier())  # others may still read what the chief is about to replace
             self._trainee.carried_at_start = b""
             self._trainee.assigned(self.is_chief)
             if self.is_chief:

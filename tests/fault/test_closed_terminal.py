@@ -98,6 +98,7 @@ def test_under_nohup_it_is_nothing(processes: Processes, terminals: list[Termina
     assert summed_up(made)["ok"] is True and newest(made / "checkpoints") is not None
 
 
+@pytest.mark.slow
 def test_tasks_by_hand_save_first_in_whichever_terminals_they_are(
     processes: Processes, terminals: list[Terminal], ports: Reserved, gate: Gate, train: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_run_ends_well_where_nobody_can_take_what_it_prints(streams: str, proc
         assert "job_name" in path.read_text(), "a task's log is no affair of the terminal"
 
 
+@pytest.mark.slow
 def test_what_a_script_prints_by_hand_raises_nothing_either(
     processes: Processes, ports: Reserved, train: Path, tmp_path: Path
 ) -> None:

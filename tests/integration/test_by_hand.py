@@ -167,6 +167,7 @@ def test_ctrl_c_to_one_worker_lets_the_others_finish(cluster: ByHand, gate: Gate
     assert summary["global_step"] == 40
 
 
+@pytest.mark.slow
 def test_kv_and_ctl_during_the_training(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     """By the run folder and by the address of any ps, which the tasks were started with; two ps, so that a variable is
     put together from both."""

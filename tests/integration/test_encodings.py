@@ -39,7 +39,7 @@ TERMINALS = {
 }
 
 
-FULL = ("latin-1", "LANG=C")  # in the long tests only
+FULL = ("latin-1", "LANG=C", "no UTF-8 at all")  # in the long tests only
 
 
 @pytest.mark.parametrize(

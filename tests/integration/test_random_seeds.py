@@ -59,6 +59,7 @@ def test_every_worker_has_random_numbers_of_its_own(processes: Processes) -> Non
     assert len({tuple(draws) for draws in again[1]["draws"]}) == 2, "one that was started again draws anew"
 
 
+@pytest.mark.slow
 def test_a_seed_gives_every_worker_one_of_its_own(processes: Processes) -> None:
     """Also where tasks are not forked, so that torch and numpy are imported by the script."""
     first = run(processes, "first", "--seed=7")
@@ -73,6 +74,7 @@ def test_a_seed_gives_every_worker_one_of_its_own(processes: Processes) -> None:
     assert first[0]["draws"] != other[0]["draws"] and first[0]["samples"] != other[0]["samples"]
 
 
+@pytest.mark.slow
 def test_the_scripts_own_seed_wins(processes: Processes) -> None:
     """The same for all workers, as in separate processes; the data is shared out all the same."""
     for flags in ((), ("--seed=7",)):
@@ -107,6 +109,7 @@ for epoch in ctx.epochs(int(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_what_it_would_have_drawn(processes: Processes, tmp_path: Path) -> None:
     """Its generators come from the checkpoint, whatever the seed says, and so does the order of a sampler."""
     script = tmp_path / "resumed.py"

@@ -97,6 +97,7 @@ def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.
     return [load_file(folder / name) for name in started]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", IN_PROCESSES)
 def test_in_processes(name: str, by_script: list[dict[str, torch.Tensor]]) -> None:

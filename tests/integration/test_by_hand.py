@@ -180,7 +180,11 @@ def test_kv_and_ctl_during_the_training(processes: Processes, ports: Reserved, t
         return processes.paceline("serve", *name, *flags, *script, name=f"{job}:{index}")
 
     script = (train, "--gate", f"0:5:{gate.path}", "--gate", f"1:5:{gate.path}")
-    tasks = [*(start("ps", i) for i in (0, 1)), *(start("worker", i, *script) for i in (0, 1))]
+    tasks = [start("ps", i) for i in (0, 1)]
+    for task in tasks:
+        task.wait_for("^Started server")
+    assert "has not begun: the ps hold nothing yet" in processes.paceline("kv", "ls", ps[0]).ends_with(1).text
+    tasks += [start("worker", i, *script) for i in (0, 1)]
     arrivals = gate.arrivals(2)
     for where in ("run", ps[1], ",".join(ps)):
         shown = processes.paceline("ctl", "show", where).ends_with(0)

@@ -44,6 +44,10 @@ class Entry(msgspec.Struct, frozen=True):
     is_trained: bool
 
 
+class NothingYet(ClusterError):
+    """The ps answer, but no worker has brought them a model."""
+
+
 class Kv:
     """Reads variables of a run. `kv["0.weight"]` is a numpy array (bfloat16 comes as float32)."""
 
@@ -66,7 +70,7 @@ class Kv:
         first = described[0]
         if not isinstance(first, m.Described) or first.layout is None:
             self.close()
-            raise ClusterError("the ps hold nothing yet: no chief has initialised the model")
+            raise NothingYet("the ps hold nothing yet: no chief has initialised the model")
         self.layout: Layout = first.layout
         self._limit_bytes = total_bytes(self.layout.tensors)
         self.plan: Plan = place(self.layout, first.num_ps, first.placement)
@@ -162,6 +166,8 @@ def open_run(run: Path | str, access: Access = OWN) -> Kv:
         return Kv(found.ps, "auto", found.secret)
     except AuthenticationError as error:
         raise UsageError(found.refused(error)) from error
+    except NothingYet as error:
+        raise PacelineError(f"the run in {run} has not begun: {error}") from error
     except ClusterError as error:
         raise PacelineError(f"the run in {run} does not answer, it may have ended: {error}") from error
 

@@ -166,7 +166,7 @@ def _refuse_other_model(loaded: Loaded, layout: Layout) -> None:
     known = {spec.name for spec in layout.tensors}
     lines += [f"+ {name}: only in the checkpoint" for name in loaded.model if name not in known]
     if lines:
-        raise UsageError(f"the checkpoint {loaded.path} is of another model:\n" + "\n".join(sorted(lines)))
+        raise UsageError(f"the checkpoint {loaded.path} is of another model: " + "\n".join(sorted(lines)))
 
 
 def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:

@@ -54,7 +54,7 @@ def _check(loaded: Loaded, own: dict[str, torch.Tensor], tensors: dict[str, Entr
             here = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             lines.append(f"~ {name}: here {here}, in the checkpoint {entry.dtype}{list(entry.shape)}")
     if lines:
-        raise UsageError(f"The checkpoint {loaded.path} is of another model:\n" + "\n".join(sorted(lines)))
+        raise UsageError(f"The checkpoint {loaded.path} is of another model: " + "\n".join(sorted(lines)))
 
 
 def _tensor(entry: Entry) -> torch.Tensor:

@@ -9,7 +9,7 @@ COMMA := ,
 SEAM_NEEDS := $(if $(PACELINE_TEST_NEEDS),$(PACELINE_TEST_NEEDS)$(COMMA))accelerate,transformers,lightning
 WITHIN := $(BIN)/python tests/time_limit.py
 TEST_S ?= 600
-TEST_FULL_S ?= 1800
+TEST_FULL_S ?= 2700
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full nightly fuzz check lint pictures peers clean
@@ -28,7 +28,7 @@ demo: $(STAMP) ## train MNIST on 1 ps + 2 workers
 test: $(STAMP) ## the test suite, under five minutes on two cores; ended after TEST_S=600
 	$(WITHIN) $(TEST_S) $(BIN)/pytest -q -m 'not slow' $(TOGETHER)
 
-test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part ended after TEST_FULL_S=1800
+test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part ended after TEST_FULL_S=2700
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and alone'
 

@@ -20,6 +20,7 @@ import pytest
 from xdist.workermanage import NodeManager
 
 RECORDS = "TEST_PROCESS_RECORDS"  # a folder: one file per pytest process that has not ended yet
+DONE = "after "  # a test, before the name of the last one
 COLLECT_S = 300.0
 
 _stderr = sys.stderr  # replaced by a copy of the descriptor, which no capturing changes
@@ -66,7 +67,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        _disarm(f"after {item.nodeid}")
+        _disarm(f"{DONE}{item.nodeid}")
         new = [each for each in threading.enumerate() if not each.daemon and each not in before]
         _starters.update(dict.fromkeys(new, item.nodeid))
 

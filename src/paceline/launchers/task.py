@@ -202,6 +202,12 @@ def _reserve(assignment: Assignment) -> None:
             flush_line(lines.started_line(address, assignment.settings.log_style))
 
 
+def _is_spawned() -> bool:
+    """Whether multiprocessing has started this process and imported the script; elsewhere the name is an alias of
+    __main__, or missing."""
+    return getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
+
+
 def hold(cluster: ClusterSpec, task: Task) -> None:
     """A worker holds its own address too, so that two tasks cannot be started as one by mistake; UsageError if taken.
 
@@ -211,7 +217,7 @@ def hold(cluster: ClusterSpec, task: Task) -> None:
     try:
         held.hold(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and "__mp_main__" in sys.modules:  # spawned
+        if error.errno == errno.EADDRINUSE and _is_spawned():
             raise UsageError(
                 f"paceline.init(){script_line()} in a process that the script has started, while {task} itself runs: "
                 "such a process imports the script, so put what only the worker does under "

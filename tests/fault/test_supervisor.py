@@ -221,7 +221,11 @@ def test_tasks_on_their_way_back_do_not_outlive_an_interrupt(
     assert not processes.survivors()
 
 
-LEAVES = f"{SCRIPT}\nif ctx.worker_index in map(int, os.environ['LEAVE'].split(',')):\n    os._exit(0)\n"
+LEAVES = f"""{SCRIPT}
+ctx.barrier()  # all steps are made before anybody ends
+if ctx.worker_index in map(int, os.environ["LEAVE"].split(",")):
+    os._exit(0)
+"""
 
 
 def test_who_leaves_without_an_end_is_named_and_a_model_that_is_not_saved_is_no_success(

@@ -29,19 +29,24 @@ ARROWS: dict[str, set[str]] = {
         "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry",
         "checkpoint",
     },
+    "frameworks": {
+        "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry",
+        "checkpoint", "worker",
+    },  # worker/framework imports them by name
     "ingraph": {
         "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "worker",
+        "frameworks",
     },
     "tf1": {"ingraph"},  # TensorFlow's names under a short one
     "datasets": {"errors"},
     "models": {"errors"},
     "launchers": {
         "errors", "forks", "files", "version", "cluster", "params", "modes", "wire", "transport", "telemetry",
-        "checkpoint", "server", "worker", "ingraph", "datasets", "models", "",
+        "checkpoint", "server", "worker", "frameworks", "ingraph", "datasets", "models", "",
     },
     "lab": {
         "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
-        "ingraph", "datasets", "models", "launchers", "",
+        "frameworks", "ingraph", "datasets", "models", "launchers", "",
     },
     "plan": {
         "errors", "cluster", "modes", "wire", "server", "worker", "telemetry", "launchers", "lab",
@@ -154,10 +159,10 @@ DOORS: dict[str, tuple[str, ...]] = {
                "telemetry/", "lab/", "datasets/download.py"),
     "subprocess": ("launchers/", "lab/"),
     "torch": ("server/shard.py", "server/blocks.py", "server/vectors.py", "server/states.py",
-              "server/undo.py", "server/keras.py", "server/optimizers.py", "worker/torch", "worker/data.py",
+              "server/undo.py", "server/keras.py", "server/optimizers.py", "frameworks/torch/",
               "views.py", "ingraph/", "models/", "lab/", "launchers/demos/"),
-    "keras": ("worker/tensorflow", "lab/scripts/keras_script.py"),
-    "tensorflow": ("worker/tensorflow", "lab/scripts/keras_script.py"),
+    "keras": ("frameworks/keras/", "lab/scripts/keras_script.py"),
+    "tensorflow": ("frameworks/keras/", "lab/scripts/keras_script.py"),
     "grpc": ("transport/grpc.py",),
     "ray": ("launchers/ray/actors.py", "launchers/ray/growing.py", "launchers/ray/ray_cluster.py",
             "launchers/ray/on_ray.py"),
@@ -301,12 +306,12 @@ def loaded_by(start: str) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("start", ["launchers.entry", "launchers.task", "worker.tensorflow_preparation"])
+@pytest.mark.parametrize("start", ["launchers.entry", "launchers.task", "frameworks.keras.preparation"])
 def test_a_tensorflow_worker_needs_no_torch(start: str) -> None:
     loaded = loaded_by(f"paceline.{start}")
     assert f"paceline.{start}" in loaded and "paceline.errors" in loaded
     assert not [name for name in loaded if name.split(".")[0] == "torch" or name == "paceline.views"]
-    assert "torch" in loaded_by("paceline.worker.torch_preparation"), "the look itself finds torch where it is"
+    assert "torch" in loaded_by("paceline.frameworks.torch.preparation"), "the look itself finds torch where it is"
 
 
 def test_every_module_has_a_docstring() -> None:

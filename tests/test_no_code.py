@@ -42,6 +42,7 @@ IMPORTING = ("importlib.import_module", "exec_module")  # of modules that are in
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("src/paceline/__init__.py", "importlib.import_module"): "a table of our own public names",
     ("src/paceline/launchers/forking.py", "importlib.import_module"): "a table of our own modules",
+    ("src/paceline/worker/framework.py", "importlib.import_module"): "modules of our own, by a name in the source",
     ("src/paceline/launchers/seeding.py", "exec_module"): "waits for the end of an import that the script makes",
     ("tests/test_docs.py", "exec"): "runs the code blocks of our own documents",
     ("tests/numerics/test_state.py", "torch.save"): "a user may save a prepared model in torch's own way",

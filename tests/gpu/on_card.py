@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from paceline.cluster.pinning import GpuUse
-from paceline.worker import torch_devices
+from paceline.frameworks.torch import devices as torch_devices
 
 Check = Callable[[Path], str]  # in an empty folder; what it says is printed
 ARGV = ["train.py", "--virtual-gpus=2"]  # a server reads its flags there

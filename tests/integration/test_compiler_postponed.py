@@ -8,7 +8,7 @@ import pytest
 BEGIN = """
 import sys, torch
 from torch import nn
-from paceline.worker import torch_compiler as c
+from paceline.frameworks.torch import compiler as c
 model = nn.Linear(2, 1)
 """
 POSTPONED = BEGIN + "assert c.postpone() and c.postpone()\n"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from paceline.cluster import cores
+from paceline.frameworks.torch.layout import optimizer_spec
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
@@ -25,7 +26,6 @@ from paceline.server.core import Core, PsConfig
 from paceline.server.shard import MIN_BLOCKS, Shard
 from paceline.views import flat
 from paceline.wire.messages import OptimizerSpec
-from paceline.worker.torch_layout import optimizer_spec
 
 pytestmark = pytest.mark.filterwarnings("error")
 

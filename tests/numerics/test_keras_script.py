@@ -114,7 +114,7 @@ def test_weight_decay_may_change_to_and_from_nothing(k: Any, excluded: str | Non
 def test_workers_keep_one_order_over_several_passes(k: Any) -> None:
     """Five batches for two workers: the last round is short, and a shuffled set has another order in every pass. They
     read as far as they must, as fit does; what TensorFlow would read ahead of them is a matter of luck."""
-    from paceline.worker.tensorflow_data import share
+    from paceline.frameworks.keras.data import share
 
     def passes(worker: int) -> list[list[int]]:
         data = k.tf.data.Dataset.range(10).shuffle(10, seed=4).batch(2)
@@ -143,7 +143,7 @@ SETS = {
 
 @pytest.mark.parametrize("kind", SETS)
 def test_sets_of_every_shape_are_shared_out(k: Any, kind: str) -> None:
-    from paceline.worker.tensorflow_data import share
+    from paceline.frameworks.keras.data import share
 
     def first_number(element: Any) -> int:
         flat = k.tf.nest.flatten(element, expand_composites=False)[0]

@@ -14,12 +14,12 @@ from torch import nn
 from torch.optim import SGD, Adam
 from toy import LANES, Gradient, drawn, give, model_of
 
+from paceline.frameworks.torch.layout import optimizer_spec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.shard import Shard
 from paceline.server.vectors import Slot
 from paceline.views import flat
-from paceline.worker.torch_layout import optimizer_spec
 
 pytestmark = pytest.mark.filterwarnings("error")
 

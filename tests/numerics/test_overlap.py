@@ -10,7 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import TrainingFailed
-from paceline.worker.torch_overlap import Overlap
+from paceline.frameworks.torch.overlap import Overlap
 
 LOCK = threading.Lock()
 Change = Callable[[nn.Module, torch.Tensor], None]

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, TensorDataset, W
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.worker.torch_position import TorchOwn
+from paceline.frameworks.torch.position import TorchOwn
 
 SIZE = 24
 SET = TensorDataset(torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(1)))

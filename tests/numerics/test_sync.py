@@ -167,7 +167,7 @@ ODD: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def test_every_supported_optimizer_is_tried() -> None:
-    from paceline.worker.torch_layout import SUPPORTED
+    from paceline.frameworks.torch.layout import SUPPORTED
 
     assert {name.split()[0] for name in ODD} == {cls.__name__ for cls in SUPPORTED}
 

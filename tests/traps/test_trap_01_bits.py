@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.frameworks.torch.layout import optimizer_spec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.shard import Shard
 from paceline.views import flat
-from paceline.worker.torch_layout import optimizer_spec
 
 SHAPES = [(33, 20), (33,), (5, 33), (5,), (101, 7), (3,), (64, 257)]
 STEPS = 12

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from paceline.worker.torch_optimizer import convert
-from paceline.worker.torch_optimizer_state import OptimizerState
+from paceline.frameworks.torch.optimizer import convert
+from paceline.frameworks.torch.optimizer_state import OptimizerState
 
 pytestmark = pytest.mark.filterwarnings("error")  # a scheduler that thinks its optimizer never stepped warns
 

@@ -1,5 +1,5 @@
-"""worker/data: who takes which batches. Shares are disjoint, complete, the same for the same seed; one worker sees
-exactly what it would see alone."""
+"""frameworks/torch/data: who takes which batches. Shares are disjoint, complete, the same for the same seed; one worker
+sees exactly what it would see alone."""
 
 import random
 from collections import Counter
@@ -21,9 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from paceline.frameworks.torch.data import EveryNth, SharedBatches, batch_size_of, note_epochs, share
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import Position
-from paceline.worker.data import EveryNth, SharedBatches, batch_size_of, note_epochs, share
 from paceline.worker.position import Progress
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paceline.worker import torch_writes
-from paceline.worker.torch_writes import DeviceWrites
+from paceline.frameworks.torch import writes as torch_writes
+from paceline.frameworks.torch.writes import DeviceWrites
 
 SIZE = 1024
 

@@ -13,9 +13,9 @@ from paceline.cluster.pinning import GpuUse, Hardware
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import UsageError
+from paceline.frameworks.torch import devices as torch_devices
+from paceline.frameworks.torch.devices import Pin, mapping_lines, pin, torch_device
 from paceline.ingraph.config import ConfigProto, GPUOptions
-from paceline.worker import torch_devices
-from paceline.worker.torch_devices import Pin, mapping_lines, pin, torch_device
 
 CLUSTER = ClusterSpec({"ps": ["h:1"], "worker": ["h:2", "h:3"]})
 JOBS = st.sampled_from(["ps", "worker", "local", "my_job_2"])

@@ -29,7 +29,7 @@ from paceline.lab.scripts import bare
 bare.take_out(sys.argv[1:])
 from paceline.transport import channel
 from paceline.wire.frames import Codec, Kind
-from paceline.worker.torch_gradients import Outgoing
+from paceline.frameworks.torch.gradients import Outgoing
 codec = channel.Codec(b"1" * 32, b"2" * 32)
 stranger = channel.Codec(b"3" * 32, b"4" * 32)
 try:
@@ -37,7 +37,7 @@ try:
 except Exception:
     is_signed = True
 is_hashed = channel._checksum([b"a"]) != channel._checksum([b"b"])
-is_looked_at = Outgoing._looks_finite.__module__ == "paceline.worker.torch_gradients"
+is_looked_at = Outgoing._looks_finite.__module__ == "paceline.frameworks.torch.gradients"
 print(is_signed, is_hashed, is_looked_at)
 """
 

@@ -8,11 +8,11 @@ from op_servers import Serving, double, serving
 import paceline
 from paceline.cluster.pinning import GpuUse
 from paceline.errors import UsageError
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import neighbours
 from paceline.ingraph.graph import Graph
 from paceline.ingraph.server import Server
 from paceline.ingraph.session import Session
-from paceline.worker import torch_devices
 
 __all__ = ["serving"]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from paceline.frameworks.torch.data import _Counted
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import EPOCH, Position
-from paceline.worker.data import _Counted
 from paceline.worker.position import Nothing, Progress
 
 

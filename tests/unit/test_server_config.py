@@ -10,8 +10,8 @@ from torch import nn
 import paceline
 from paceline.cluster.pinning import GpuUse
 from paceline.errors import RemoteOpError, UsageError
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph.server import Server
-from paceline.worker import torch_devices
 
 __all__ = ["serving"]  # a fixture
 

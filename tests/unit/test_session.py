@@ -10,10 +10,10 @@ from op_servers import Serving, double, fails, meet, returns_a_set, serving, whe
 import paceline
 from paceline.cluster.pinning import GpuUse
 from paceline.errors import ConnectionLost, PacelineError, RemoteOpError, UsageError, WaitTimeout
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import parts
 from paceline.ingraph.graph import Graph, Node
 from paceline.ingraph.session import Session
-from paceline.worker import torch_devices
 
 __all__ = ["serving"]
 TASK_0, TASK_1 = "/job:worker/task:0", "/job:worker/task:1"

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.worker.tensorflow_lent import ALIGNMENT, MOST, Lent
+from paceline.frameworks.keras.aligned_arrays import ALIGNMENT, MOST, Lent
 
 
 def test_a_set_is_taken_again_only_when_nobody_holds_an_array_or_a_view_of_it() -> None:

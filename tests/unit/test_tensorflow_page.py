@@ -40,7 +40,7 @@ def of_the_runtime(style: str) -> list[str]:
 
 
 ELSEWHERE = {  # the line: who prints it, and how it begins there
-    "Device mapping:": ("src/paceline/worker/torch_devices.py", "Device mapping:"),
+    "Device mapping:": ("src/paceline/frameworks/torch/devices.py", "Device mapping:"),
     "After 10000 training step(s), validation cross entropy = 1147.88": ("examples/distributed.py", "After "),
 }
 

@@ -1,7 +1,7 @@
 """WHERE shall it run? TensorFlow's device strings: read, merged, filled in, printed in canonical form.
 
 Called by the device scopes, the graph, the launcher's pinning and the log of placements; pure, imports no framework.
-Must never ask what hardware there is: worker/torch_devices does.
+Must never ask what hardware there is: frameworks/torch/devices does.
 """
 
 import re

@@ -1,8 +1,8 @@
 """WHICH device is a worker's own? The cards of a host, divided over its workers, or what `--worker-device` says.
 
-Called by validate, by the launcher, which tells it beforehand, and by worker/torch_devices, which makes it true. Pure.
-The set that is divided is CUDA_VISIBLE_DEVICES as the user has set it. It is never narrowed: every worker sees all of
-it, so that `/gpu:i` is the same card in all workers of a host, and only their own ones differ.
+Called by validate, by the launcher, which tells it beforehand, and by frameworks/torch/devices, which makes it true.
+Pure. The set that is divided is CUDA_VISIBLE_DEVICES as the user has set it. It is never narrowed: every worker sees
+all of it, so that `/gpu:i` is the same card in all workers of a host, and only their own ones differ.
 """
 
 import re

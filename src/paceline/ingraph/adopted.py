@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from paceline.errors import ProtocolError
+from paceline.frameworks.torch.layout import SUPPORTED
 from paceline.ingraph.copies import Copy, News, current, differentiated, held
 from paceline.ingraph.op import op
-from paceline.worker.torch_layout import SUPPORTED
 
 OPTIMIZERS = {kind.__name__: kind for kind in SUPPORTED}
 Group = dict[str, Any]  # options of one of the optimizer's groups, by name

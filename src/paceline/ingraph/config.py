@@ -1,7 +1,7 @@
 """HOW may a session or a server use devices? `ConfigProto` with the options that TensorFlow's programs set.
 
-Made by the user's script, read by Server and Session; worker/torch_devices makes it true. What the script says holds
-instead of the flags of the command line; what it does not say (None) is as they say. Their defaults differ from
+Made by the user's script, read by Server and Session; frameworks/torch/devices makes it true. What the script says
+holds instead of the flags of the command line; what it does not say (None) is as they say. Their defaults differ from
 TensorFlow's in two: soft placement and memory growth are on, because a program for four GPUs should run here.
 """
 

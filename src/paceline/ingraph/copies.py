@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 from paceline.cluster.devices import Device
 from paceline.cluster.spelling import with_article
 from paceline.errors import ConnectionLost, ProtocolError, UsageError
+from paceline.frameworks.torch.devices import torch_device
 from paceline.ingraph import attributes, layers
 from paceline.ingraph.draws import turn_of
 from paceline.ingraph.mirror import signature
 from paceline.ingraph.op import find, op
 from paceline.ingraph.precision import Precision
 from paceline.ingraph.replicas import computed, follow, moved, training_of
-from paceline.worker.torch_devices import torch_device
 
 News = dict[str, Any]
 

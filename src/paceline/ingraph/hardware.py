@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from paceline.cluster.devices import Device
+from paceline.frameworks.torch.devices import torch_device
 from paceline.ingraph import values
-from paceline.worker.torch_devices import torch_device
 
 
 def run_on(device: Device, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import listed
 from paceline.errors import PacelineError, ProtocolError, UsageError
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph.neighbours import Neighbours, caller, still_wanted
 from paceline.ingraph.partition import Def, Part, cut, place, prune
 from paceline.ingraph.parts import Parts, Work
@@ -29,7 +30,6 @@ from paceline.ingraph.raised import text_of
 from paceline.ingraph.together import Awaited, together
 from paceline.telemetry import lines
 from paceline.transport.base import Stream
-from paceline.worker import torch_devices
 
 KEEP_S = 60.0  # for a client whose last connection has ended, and who may come back
 MAX_SESSIONS = 256  # the one that was used longest ago is forgotten

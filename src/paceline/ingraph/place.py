@@ -26,12 +26,12 @@ from torch.utils import _pytree as pytree
 from paceline.cluster.devices import Device
 from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
+from paceline.frameworks.torch.devices import torch_device
 from paceline.ingraph import copies
 from paceline.ingraph.mirror import Build, Mirror, remote_for
 from paceline.ingraph.precision import Precision
 from paceline.ingraph.replicas import moved
 from paceline.ingraph.resident import Resident
-from paceline.worker.torch_devices import torch_device
 
 
 def place(

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from paceline.cluster.devices import Device
+from paceline.frameworks.torch.devices import here, torch_device
 from paceline.ingraph import copies, neighbours
 from paceline.ingraph.mirror import Build, Mirror, News, op_name, remote_for
 from paceline.ingraph.precision import Precision
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.replicas import Batch, Computed, LocalTower, Loss, Tower
-from paceline.worker.torch_devices import here, torch_device
 
 
 def tower_on(model: nn.Module, device: Device, build: Build | None, number: int) -> Tower:

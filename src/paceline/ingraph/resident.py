@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.frameworks.torch.constraints import refuse_unkept
+from paceline.frameworks.torch.layout import SUPPORTED, group_options
+from paceline.frameworks.torch.optimizer import convert
+from paceline.frameworks.torch.optimizer_state import OptimizerState
 from paceline.ingraph import adopted
 from paceline.ingraph.elsewhere import Elsewhere
 from paceline.ingraph.mirror import Mirror
 from paceline.ingraph.replicas import trained_of
-from paceline.worker.torch_constraints import refuse_unkept
-from paceline.worker.torch_layout import SUPPORTED, group_options
-from paceline.worker.torch_optimizer import convert
-from paceline.worker.torch_optimizer_state import OptimizerState
 
 
 class Resident:
@@ -68,7 +68,7 @@ class Resident:
         self._marked.difference_update(gone)
         return gone
 
-    # --- what the optimizer needs (worker/torch_optimizer) ----------------------------------------------------
+    # --- what the optimizer needs (frameworks/torch/optimizer) ----------------------------------------------------
 
     def step(self) -> None:
         if self.state.is_changed:

@@ -22,6 +22,7 @@ from paceline.cluster.listening import listen
 from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import adopted, copies
 from paceline.ingraph.aside import Aside
 from paceline.ingraph.calls import Calls
@@ -38,7 +39,7 @@ from paceline.telemetry.sink import append
 from paceline.transport import held
 from paceline.transport.reception import Reception
 from paceline.transport.security import Role
-from paceline.worker import hangup, torch_devices
+from paceline.worker import hangup
 from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.worker.script import check_owner
 

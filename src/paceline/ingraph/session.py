@@ -17,6 +17,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task, split_address
 from paceline.cluster.spelling import with_article
 from paceline.errors import PacelineError, UsageError, WaitTimeout
+from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import scope, values
 from paceline.ingraph.config import ConfigProto
 from paceline.ingraph.graph import Graph, Node
@@ -24,7 +25,6 @@ from paceline.ingraph.master import Master, NodeDef, Options
 from paceline.ingraph.neighbours import LOCALHOST, Neighbours, current, remote_to, say, was_stopped
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import Remote
-from paceline.worker import torch_devices
 from paceline.worker.exits import let_errors_set_the_exit_code
 
 SCHEME = "paceline://"

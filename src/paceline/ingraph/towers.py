@@ -28,12 +28,12 @@ from paceline.cluster.devices import Device
 from paceline.cluster.pinning import mark
 from paceline.cluster.spelling import hint, with_article
 from paceline.errors import PacelineError, UsageError
+from paceline.frameworks.torch.constraints import refuse_unkept
+from paceline.frameworks.torch.devices import torch_device
 from paceline.ingraph.averages import Averages
 from paceline.ingraph.remote_towers import gpus_of, tower_on
 from paceline.ingraph.replicas import Batch, Computed, Loss, Tower, check_batch, heed_threads, mean, split
 from paceline.worker.script import check_owner
-from paceline.worker.torch_constraints import refuse_unkept
-from paceline.worker.torch_devices import torch_device
 
 SYNC, ASYNC = "sync", "async"
 Asked = tuple[Tower, Loss, Batch]

@@ -81,7 +81,7 @@ def import_all(names: Sequence[str]) -> None:
 
 def is_postponed() -> bool:
     """Whether tasks do without torch's compiler until they compile something; an import of torch, so asked after it."""
-    from paceline.worker import torch_compiler
+    from paceline.frameworks.torch import compiler as torch_compiler
 
     return COMPILER not in sys.modules and torch_compiler.postpone()
 

@@ -1,8 +1,8 @@
 """HOW are a host's cards divided over the tasks that are started here? What each worker gets, told beforehand.
 
 Called by launchers/local and hosts/many, here and there by launchers/here. cluster/pinning decides; in a worker
-worker/torch_devices makes it true. Must never start CUDA, nor import torch: whoever has asked the driver cannot fork
-tasks that use it.
+frameworks/torch/devices makes it true. Must never start CUDA, nor import torch: whoever has asked the driver cannot
+fork tasks that use it.
 """
 
 import functools

@@ -31,7 +31,7 @@ END_S = 5.0
 NO_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"  # an import that asks whether there is CUDA must not start the driver
 ROOM = "." * 200  # of its command line, for the names of tasks
 PS_NEEDS = ["paceline.launchers.task", "paceline.launchers.serving"]
-WORKER_NEEDS = ["paceline.launchers.task", "paceline.worker.torch_preparation"]
+WORKER_NEEDS = ["paceline.launchers.task", "paceline.frameworks.torch.preparation"]
 
 
 class NoNursery(Exception):

@@ -18,8 +18,9 @@ KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
 class StepClock:
     """A step lasts from the end of the one before it, or from the start of its epoch, to its own end.
 
-    What it is made of is added where it happens, by the thread that trains: `data_s` by worker/data, `exchange_s` by
-    worker/trainee, without what was waited meanwhile, and `wait_s` by worker/link and client. The rest is compute.
+    What it is made of is added where it happens, by the thread that trains: `data_s` by frameworks/torch/data,
+    `exchange_s` by worker/trainee, without what was waited meanwhile, and `wait_s` by worker/link and client. The rest
+    is compute.
 
     >>> clock = StepClock()
     >>> clock.epoch()

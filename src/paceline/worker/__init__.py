@@ -1,1 +1,1 @@
-"""The worker task: push, pull and wait (client, no framework), and what users of a framework see (torch)."""
+"""The worker task: push, pull and wait (client, no framework), and what a script sees (context)."""

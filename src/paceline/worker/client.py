@@ -1,7 +1,8 @@
 """HOW does a worker push and pull? The verbs over all ps, in the order that the one-decision protocol wants.
 
-Used by worker/torch (and other frameworks' files): no framework here, memory is bytes. One request at a time, always
-from the thread that trains; only heartbeats (and with --overlap, buckets) come from a thread of their own.
+Used by frameworks/torch/training_step (and other frameworks' files): no framework here, memory is bytes. One request at
+a time, always from the thread that trains; only heartbeats (and with --overlap, buckets) come from a thread of their
+own.
 
 A step in a mode with rounds and several ps (server/rounds has the other side):
 

@@ -1,13 +1,13 @@
 """Mark parameters with a constraint that the ps keeps after every update: paceline.constrain.
 
-Imports no framework itself; worker/torch_constraints and worker/tensorflow_constraints know the parameters.
+Imports no framework itself; frameworks/torch/constraints and frameworks/keras/constraints know the parameters.
 """
 
 from typing import Any
 
 from paceline.errors import UsageError
 from paceline.params.constraint import Constraint
-from paceline.worker.preparation import is_of_keras
+from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.script import script_line
 
 
@@ -26,14 +26,8 @@ def constrain(
     """
     constraint = Constraint(_number("min", min), _number("max", max), _number("max_norm", max_norm))
     found = [parameters] if hasattr(parameters, "dtype") else _several(parameters)
-    if is_of_keras(type(found[0])):
-        from paceline.worker.tensorflow_constraints import mark as mark_keras
-
-        mark_keras(found, constraint)
-        return
-    from paceline.worker.torch_constraints import mark
-
-    mark(found, constraint)
+    module = keras_module if is_of_keras(type(found[0])) else torch_module
+    module("constraints").mark(found, constraint)
 
 
 def _several(parameters: Any) -> list[Any]:

@@ -31,6 +31,7 @@ from paceline.wire import messages as m
 from paceline.worker import injection, slowness
 from paceline.worker.client import Identity
 from paceline.worker.control import spec_of
+from paceline.worker.framework import torch_module
 from paceline.worker.kv import Kv
 from paceline.worker.link import ClosedAlready
 from paceline.worker.position import Count, Progress, whole
@@ -122,9 +123,7 @@ class Context:
     def pin(self) -> Any:
         """This task's own device; found once, by init where torch is imported already."""
         if self._pin is None:
-            from paceline.worker.torch_devices import pin
-
-            self._pin = pin(self._assignment, self._say, visible_cards())
+            self._pin = torch_module("devices").pin(self._assignment, self._say, visible_cards())
         return self._pin
 
     @property

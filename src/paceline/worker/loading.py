@@ -1,7 +1,7 @@
 """HOW does a plain program take a checkpoint? `paceline.load_checkpoint`: whose model it is, and who loads it.
 
-worker/torch_checkpoint and worker/tensorflow_checkpoint do. Must never import a framework itself: a TensorFlow process
-has no torch, and a torch process no TensorFlow.
+frameworks/torch/checkpoint and frameworks/keras/checkpoint do. Must never import a framework itself: a TensorFlow
+process has no torch, and a torch process no TensorFlow.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.checkpoint.request import at
 from paceline.errors import UsageError
-from paceline.worker.preparation import is_of_keras
+from paceline.worker.framework import is_of_keras, keras_module, torch_module
 
 
 def load_checkpoint(
@@ -29,13 +29,9 @@ def load_checkpoint(
         raise UsageError(f"{loaded.path} holds no averaged parameters: the run was not started with --ema.")
     tensors = {**loaded.model, **((loaded.averages or {}) if ema else {})}
     if is_keras:
-        from paceline.worker.tensorflow_checkpoint import load as load_keras
-
-        load_keras(loaded, tensors, model, optimizer, names)
+        keras_module("checkpoint").load(loaded, tensors, model, optimizer, names)
     else:
-        from paceline.worker.torch_checkpoint import load as load_torch
-
-        load_torch(loaded, tensors, model, optimizer)
+        torch_module("checkpoint").load(loaded, tensors, model, optimizer)
     return loaded.state.global_step
 
 

@@ -1,8 +1,8 @@
 """Train on a worker's own for a while (mode local): H steps of its own optimizer, then one exchange.
 
-The part that torch and Keras share; worker/torch_local and worker/tensorflow_local bring the tensors. What is pushed as
-a gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with an
-outer SGD (server/shard knows nothing of all this).
+The part that torch and Keras share; frameworks/torch/local and frameworks/keras/local bring the tensors. What is pushed
+as a gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with
+an outer SGD (server/shard knows nothing of all this).
 """
 
 from abc import abstractmethod

@@ -1,6 +1,6 @@
 """WHAT do a scheduler and an optimizer's groups remember? Their plain values, for a checkpoint, and the way back.
 
-Used by worker/torch_position. By shape, not by class: whatever has a state_dict of plain values is a scheduler.
+Used by frameworks/torch/position. By shape, not by class: whatever has a state_dict of plain values is a scheduler.
 Nothing is run that comes back; a value takes the type of the one that is there.
 """
 

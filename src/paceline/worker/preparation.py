@@ -1,7 +1,7 @@
 """HOW do a user's objects join the cluster? ctx.prepare: which framework they are of, and the steps that all share.
 
-Called by worker/context; worker/torch_preparation and worker/tensorflow_preparation sort the arguments and bind them.
-Must never import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
+Called by worker/context; frameworks/torch/preparation and frameworks/keras/preparation sort the arguments and bind
+them. Must never import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker.client import Client
+from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import Restored
 from paceline.worker.trainee import Trainee
@@ -24,25 +25,13 @@ if TYPE_CHECKING:
 MAX_SEED = 1 << 31  # of the data's order
 
 
-KERAS = {"keras", "tensorflow", "tf_keras"}
-
-
 def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Any) -> Any:
     """Bind what was given; see Context.prepare."""
     if any(is_of_keras(type(each)) for each in objects):
-        from paceline.worker.tensorflow_preparation import prepare as prepare_keras
-
-        return prepare_keras(ctx, objects, shard, names)
-    from paceline.worker.torch_preparation import prepare as prepare_torch
-
+        return keras_module("preparation").prepare(ctx, objects, shard, names)
     if names is not None:
         raise UsageError("names= is for Keras models: it says what their weights are called in a torch model")
-    return prepare_torch(ctx, objects, shard)
-
-
-def is_of_keras(kind: type[Any]) -> bool:
-    """Whether a class comes from Keras or TensorFlow, though Keras may have made it a torch module, too."""
-    return any(base.__module__.partition(".")[0] in KERAS for base in kind.__mro__)
+    return torch_module("preparation").prepare(ctx, objects, shard)
 
 
 class Own(Protocol):

@@ -1,6 +1,7 @@
 """WHERE is the optimizer's state? On the ps, in pieces; here it is put together and taken apart.
 
-Used by worker/torch's optimizer.state_dict() and load_state_dict(), and by checkpoints. No framework: bytes.
+Used by frameworks/torch/training_step's optimizer.state_dict() and load_state_dict(), and by checkpoints. No framework:
+bytes.
 """
 
 from collections.abc import Mapping, Sequence

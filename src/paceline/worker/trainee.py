@@ -1,7 +1,8 @@
 """Bind one model and its optimizer to the cluster: a step pushes the gradient and takes the newest parameters.
 
-The part that every framework shares; worker/torch and worker/tensorflow bring the tensors. No framework: the arena is
-bytes. Everything here runs on the thread that trains. The way of one step (docs/step.md):
+The part that every framework shares; frameworks/torch/training_step and frameworks/keras/training_step bring the
+tensors. No framework: the arena is bytes. Everything here runs on the thread that trains. The way of one step
+(docs/step.md):
 
 1. what the script has written into the parameters goes to the ps, or is refused,
 2. the gradient goes into the slot (large ones on tcp: onto the wire from where they lie), looked at with one sum,

@@ -1,8 +1,9 @@
 """HOW do new values reach a graph without one more copy? In aligned arrays that TensorFlow keeps as they are.
 
-Used by worker/tensorflow where a graph has called out. TensorFlow copies what comes back unless its address is a
-multiple of 64; what it does not copy becomes the variable's own memory, until the next values are assigned. Must never
-write into an array that somebody still reads: it is taken again only when its references say that it is ours alone.
+Used by frameworks/keras/training_step where a graph has called out. TensorFlow copies what comes back unless its
+address is a multiple of 64; what it does not copy becomes the variable's own memory, until the next values are
+assigned. Must never write into an array that somebody still reads: it is taken again only when its references say that
+it is ours alone.
 """
 
 import sys

@@ -12,10 +12,10 @@ import keras
 from paceline.checkpoint.read import Loaded
 from paceline.checkpoint.tensors import Entry
 from paceline.errors import UsageError
-from paceline.worker.tensorflow import assign
-from paceline.worker.tensorflow_gradients import vector
-from paceline.worker.tensorflow_layout import Names, Weight, weights_of
-from paceline.worker.tensorflow_optimizer_state import SLOTS, variables_of
+from paceline.frameworks.keras.gradients import vector
+from paceline.frameworks.keras.layout import Names, Weight, weights_of
+from paceline.frameworks.keras.optimizer_state import SLOTS, variables_of
+from paceline.frameworks.keras.training_step import assign
 
 MOST_SAID = 4  # differences in a sentence
 

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.params.constraint import Constraint, NormRange
 from paceline.worker.constraints import check
-from paceline.worker.preparation import is_of_keras
+from paceline.worker.framework import is_of_keras
 from paceline.worker.script import script_line
 
 OF_NORMS = ("MaxNorm", "MinMaxNorm", "UnitNorm")

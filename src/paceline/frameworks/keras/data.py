@@ -10,7 +10,7 @@ it; who began once more, to fill the last round from the start, would have other
 from collections.abc import Callable
 from typing import Any
 
-from paceline.worker.tensorflow import tf
+from paceline.frameworks.keras.training_step import tf
 
 ORDER = (
     "paceline: a tf.data set is shared out batch by batch: it must give all workers the same order, so shuffle with a "

@@ -1,7 +1,7 @@
 """HOW does a Keras gradient leave? Into the slot that ps and worker share, or into memory that is sent from.
 
-Used by worker/tensorflow, one a model, after the client has joined. numpy: the gradients come as arrays on TensorFlow's
-own memory. What is sent stays in its slot until the answer is here, so it can be sent once more.
+Used by frameworks/keras/training_step, one a model, after the client has joined. numpy: the gradients come as arrays on
+TensorFlow's own memory. What is sent stays in its slot until the answer is here, so it can be sent once more.
 """
 
 import math
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.frameworks.keras.layout import Weight
 from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.params.recast import Recast, wire_casts
 from paceline.transport.base import Buffer
 from paceline.worker.link import Link
-from paceline.worker.tensorflow_layout import Weight
 
 Arrays = Sequence[Any]  # a numpy array a trained tensor, or None
 

@@ -1,7 +1,7 @@
 """WHAT of a Keras model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
 
-Used by worker/tensorflow, worker/tensorflow_preparation and worker/tensorflow_checkpoint. Numbers travel, code never
-does. Imports neither Keras nor TensorFlow: it looks at what it is given.
+Used by frameworks/keras/training_step, frameworks/keras/preparation and frameworks/keras/checkpoint. Numbers travel,
+code never does. Imports neither Keras nor TensorFlow: it looks at what it is given.
 
 `names` lets a Keras model train beside a torch one: it says, for each of this model's weights, what the cluster calls
 it, and where that has its axes in another order: {"dense/kernel": ("0.weight", (1, 0)), "dense/bias": "0.bias"}.
@@ -18,9 +18,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from paceline.errors import UsageError
+from paceline.frameworks.keras.constraints import constraint_of
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.tensorflow_constraints import constraint_of
 
 # Keras's class -> the options that are numbers of its own, under Keras's names.
 MAPPED: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,6 @@
 """Train a Keras model on a worker's own for a while: mode local (worker/local_steps).
 
-Used by worker/tensorflow_preparation instead of KerasTrainee. The optimizer stays the user's own, whichever it is; in a
+Used by frameworks/keras/preparation instead of KerasTrainee. The optimizer stays the user's own, whichever it is; in a
 graph, each of its steps calls out before and after its update.
 """
 
@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from paceline.frameworks.keras.layout import Names
+from paceline.frameworks.keras.objects import change
+from paceline.frameworks.keras.training_step import KerasTrainee, in_graph, read, tf
 from paceline.worker.local_steps import LocalSteps, Outer
-from paceline.worker.tensorflow import KerasTrainee, in_graph, read, tf
-from paceline.worker.tensorflow_layout import Names
-from paceline.worker.tensorflow_objects import change
 
 
 class LocalKerasTrainee(LocalSteps, KerasTrainee):

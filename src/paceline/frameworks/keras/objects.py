@@ -1,6 +1,6 @@
 """HOW do a user's Keras objects become ours without becoming others? Their classes change to subclasses of their own.
 
-Called by worker/tensorflow_preparation. Names and modules stay, so that saving and serialising them goes on as ever.
+Called by frameworks/keras/preparation. Names and modules stay, so that saving and serialising them goes on as ever.
 
 - The optimizer keeps all that Keras does around an update: filtering, unscaling, clipping, counting iterations. The
   update itself goes to the ps; what it would remember here is not made.
@@ -14,10 +14,10 @@ from typing import Any
 import keras
 
 from paceline.errors import UsageError
+from paceline.frameworks.keras.training_step import KerasTrainee
 from paceline.worker.exits import true_error
 from paceline.worker.position import Progress
 from paceline.worker.script import script_line
-from paceline.worker.tensorflow import KerasTrainee
 
 LOADERS = ("load_weights", "set_weights")
 

@@ -1,8 +1,8 @@
 """Show a Keras script the optimizer's state, which lies on the ps, as the optimizer's own variables, and find what the
 script writes there.
 
-Used by worker/tensorflow and worker/tensorflow_objects. The variables are made when a script asks for them, with the
-values of that moment; from then on they are compared before each push. Must never import torch.
+Used by frameworks/keras/training_step and frameworks/keras/objects. The variables are made when a script asks for them,
+with the values of that moment; from then on they are compared before each push. Must never import torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from paceline.frameworks.keras.gradients import dtype_of, vector
+from paceline.frameworks.keras.layout import Weight
 from paceline.params.layout import Layout
 from paceline.worker.slots import Slots, WholeSlot
-from paceline.worker.tensorflow_gradients import dtype_of, vector
-from paceline.worker.tensorflow_layout import Weight
 
 # What the ps remember of a weight -> where a Keras optimizer has it, one variable a weight.
 SLOTS = {

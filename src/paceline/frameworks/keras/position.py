@@ -1,6 +1,6 @@
 """WHAT of Keras belongs to a worker's position? Seed generators, the count of iterations, a learning rate.
 
-Made by worker/tensorflow_preparation, used by worker/position. A schedule is a function of the iterations, so it goes
+Made by frameworks/keras/preparation, used by worker/position. A schedule is a function of the iterations, so it goes
 on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
 """
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from paceline.errors import UsageError
+from paceline.frameworks.keras.constraints import bind
+from paceline.frameworks.keras.data import batch_size_of, share
+from paceline.frameworks.keras.layout import Names, Weight, describe
+from paceline.frameworks.keras.local import LocalKerasTrainee
+from paceline.frameworks.keras.objects import change, check_compiled, convert_model, convert_optimizer
+from paceline.frameworks.keras.position import KerasOwn
+from paceline.frameworks.keras.training_step import IS_TENSORFLOW, KerasTrainee, assign, tf
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
-from paceline.worker.tensorflow import IS_TENSORFLOW, KerasTrainee, assign, tf
-from paceline.worker.tensorflow_constraints import bind
-from paceline.worker.tensorflow_data import batch_size_of, share
-from paceline.worker.tensorflow_layout import Names, Weight, describe
-from paceline.worker.tensorflow_local import LocalKerasTrainee
-from paceline.worker.tensorflow_objects import change, check_compiled, convert_model, convert_optimizer
-from paceline.worker.tensorflow_position import KerasOwn
 
 if TYPE_CHECKING:
     from paceline.worker.context import Context

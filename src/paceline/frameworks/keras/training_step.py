@@ -22,14 +22,10 @@ from paceline.cluster.devices import Device
 from paceline.cluster.pinning import Hardware
 from paceline.cluster.spec import Task
 from paceline.errors import PacelineError, UsageError
-from paceline.params.layout import TensorSpec
-from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker import exits
-from paceline.worker.script import script_line
-from paceline.worker.slots import scatter
-from paceline.worker.tensorflow_constraints import release
-from paceline.worker.tensorflow_gradients import Outgoing, vector
-from paceline.worker.tensorflow_layout import (
+from paceline.frameworks.keras.aligned_arrays import Lent
+from paceline.frameworks.keras.constraints import release
+from paceline.frameworks.keras.gradients import Outgoing, vector
+from paceline.frameworks.keras.layout import (
     MAPPED,
     Names,
     Weight,
@@ -40,8 +36,12 @@ from paceline.worker.tensorflow_layout import (
     optimizer_spec,
     refuse_extras,
 )
-from paceline.worker.tensorflow_lent import Lent
-from paceline.worker.tensorflow_optimizer_state import KerasState
+from paceline.frameworks.keras.optimizer_state import KerasState
+from paceline.params.layout import TensorSpec
+from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker import exits
+from paceline.worker.script import script_line
+from paceline.worker.slots import scatter
 from paceline.worker.trainee import Trainee
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"

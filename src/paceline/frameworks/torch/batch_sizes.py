@@ -1,6 +1,6 @@
 """Count how many samples each batch of a torch DataLoader has, by the indices that its sampler gave.
 
-Used by worker/data where several workers train. A shape says nothing certain: torch's own pad_sequence puts
+Used by frameworks/torch/data where several workers train. A shape says nothing certain: torch's own pad_sequence puts
 the time into dimension 0. Where no index says how many samples a batch has, the count is None.
 """
 

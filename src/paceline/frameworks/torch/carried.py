@@ -1,7 +1,8 @@
 """Find the tensors that a ps only carries for a PyTorch model: frozen parameters and buffers, by name each time.
 
-Used by worker/torch when a checkpoint is made and when values come from the ps, never in between. A module may assign a
-buffer anew (`self.center = self.center * 0.9 + …`), so a reference that was taken at prepare() shows its first value.
+Used by frameworks/torch/training_step when a checkpoint is made and when values come from the ps, never in between. A
+module may assign a buffer anew (`self.center = self.center * 0.9 + …`), so a reference that was taken at prepare()
+shows its first value.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """WHEN is torch's compiler imported? When somebody compiles, not when the first optimizer is made: that takes 1.2 s.
 
-postpone() is called in the nursery, for all that it forks; disabled() by worker/torch. Must never change what runs
-once the compiler is there, nor rely on torch's private name: without it, everything is as torch does it.
+postpone() is called in the nursery, for all that it forks; disabled() by frameworks/torch/training_step. Must never
+change what runs once the compiler is there, nor rely on torch's private name: without it, everything is as torch does
+it.
 
 torch wraps four methods of its optimizers so that the compiler passes by, and imports the compiler for it at their
 first call. INVARIANT: they are called directly only while torch._dynamo was not imported, when nobody can compile.

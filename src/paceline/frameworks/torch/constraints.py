@@ -1,7 +1,8 @@
 """Remember which PyTorch parameters have a constraint (paceline.constrain), and keep it where no ps does.
 
-Used by worker/torch_layout, which makes it a part of the layout, and, where the script's own optimizer steps (no
-cluster, mode local), by worker/torch_preparation and worker/torch_local; by ingraph, which refuses what it cannot keep.
+Used by frameworks/torch/layout, which makes it a part of the layout, and, where the script's own optimizer steps (no
+cluster, mode local), by frameworks/torch/preparation and frameworks/torch/local; by ingraph, which refuses what it
+cannot keep.
 """
 
 from collections.abc import Iterable, Sequence

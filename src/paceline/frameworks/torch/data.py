@@ -22,13 +22,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.errors import UsageError
+from paceline.frameworks.torch import rng as torch_rng
+from paceline.frameworks.torch.batch_sizes import sized_indices, sizes_of
+from paceline.frameworks.torch.samples import GradientSamples
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
-from paceline.worker import torch_rng
 from paceline.worker.position import Progress
 from paceline.worker.script import script_line
-from paceline.worker.torch_batch_sizes import sized_indices, sizes_of
-from paceline.worker.torch_samples import GradientSamples
 
 Place = Callable[[], tuple[int, int]]  # which worker, of how many
 

@@ -1,7 +1,7 @@
 """HOW does a gradient leave? Into the slot that ps and worker share, or onto the wire from where it lies.
 
-Used by worker/torch, one a model, after the client has joined. Autograd owns gradients: those that are sent from where
-they lie are held only until the answer is here, in case they must be sent once more.
+Used by frameworks/torch/training_step, one a model, after the client has joined. Autograd owns gradients: those that
+are sent from where they lie are held only until the answer is here, in case they must be sent once more.
 """
 
 import math

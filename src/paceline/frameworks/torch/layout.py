@@ -1,6 +1,6 @@
 """WHAT of a PyTorch model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
 
-Used by worker/torch and worker/torch_preparation. Numbers travel, code never does.
+Used by frameworks/torch/training_step and frameworks/torch/preparation. Numbers travel, code never does.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
+from paceline.frameworks.torch.carried import statistics_of
+from paceline.frameworks.torch.constraints import constraint_of
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.views import NAMES
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.script import script_line
-from paceline.worker.torch_carried import statistics_of
-from paceline.worker.torch_constraints import constraint_of
 
 SUPPORTED = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adadelta,

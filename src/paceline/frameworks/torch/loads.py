@@ -1,7 +1,8 @@
 """Take what a PyTorch script loads between prepare() and its first step as first values.
 
-Used by worker/torch where several workers train: each of them loads the same weights into the model or into parts of
-it, and the chief's go to the ps. A single worker needs no hooks: what it writes is found by comparison.
+Used by frameworks/torch/training_step where several workers train: each of them loads the same weights into the model
+or into parts of it, and the chief's go to the ps. A single worker needs no hooks: what it writes is found by
+comparison.
 """
 
 from collections.abc import Callable

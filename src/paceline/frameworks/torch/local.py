@@ -1,7 +1,7 @@
 """Train a torch model on a worker's own for a while: mode local (worker/local_steps).
 
-Used by worker/torch_preparation instead of TorchTrainee. The optimizer stays the user's own object, whichever it is;
-its class becomes a subclass whose step does what an exchange needs around its own.
+Used by frameworks/torch/preparation instead of TorchTrainee. The optimizer stays the user's own object, whichever it
+is; its class becomes a subclass whose step does what an exchange needs around its own.
 """
 
 import functools
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.frameworks.torch.constraints import hold_after_steps
+from paceline.frameworks.torch.training_step import TorchTrainee
 from paceline.worker.local_steps import LocalSteps, Outer
-from paceline.worker.torch import TorchTrainee
-from paceline.worker.torch_constraints import hold_after_steps
 
 
 class LocalTrainee(LocalSteps, TorchTrainee):

@@ -14,8 +14,8 @@ import torch
 from torch.optim import optimizer as optimizer_module
 
 from paceline.errors import UsageError
+from paceline.frameworks.torch.optimizer_state import OptimizerState
 from paceline.worker.script import script_line
-from paceline.worker.torch_optimizer_state import OptimizerState
 
 
 class Remote(Protocol):

@@ -1,7 +1,7 @@
 """Show a script the optimizer's state, which lies on the ps, as `optimizer.state`, and take what it writes there.
 
-Used by worker/torch_optimizer and worker/torch. The state is fetched when it is touched and let go at the next step;
-what was changed in between goes to the ps, or is refused beside other workers.
+Used by frameworks/torch/optimizer and frameworks/torch/training_step. The state is fetched when it is touched and let
+go at the next step; what was changed in between goes to the ps, or is refused beside other workers.
 """
 
 from collections import defaultdict

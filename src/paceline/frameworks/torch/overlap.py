@@ -1,9 +1,9 @@
 """HOW can a gradient leave while backward still runs? In buckets, as autograd finishes each tensor (`--overlap`).
 
-Used by worker/torch on lane tcp, for shards that are sent straight from the gradients. A bucket only lies in the slot
-on the ps: the push that `step()` sends makes the whole gradient count. What a script changes between backward and
-step (clipping, accumulation) is noticed by autograd's own count of changes, and sent again. A GradScaler's unscaling
-leaves no trace there, so the two together are refused.
+Used by frameworks/torch/training_step on lane tcp, for shards that are sent straight from the gradients. A bucket only
+lies in the slot on the ps: the push that `step()` sends makes the whole gradient count. What a script changes between
+backward and step (clipping, accumulation) is noticed by autograd's own count of changes, and sent again. A GradScaler's
+unscaling leaves no trace there, so the two together are refused.
 """
 
 import queue
@@ -15,11 +15,11 @@ import torch
 
 from paceline import forks
 from paceline.errors import ConnectionLost, UsageError
+from paceline.frameworks.torch.gradients import Gradients, Outgoing
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.views import as_bytes
 from paceline.worker.client import Client
-from paceline.worker.torch_gradients import Gradients, Outgoing
 
 BUCKET_BYTES = 4 << 20
 

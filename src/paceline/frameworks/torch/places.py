@@ -1,8 +1,8 @@
 """Check where a PyTorch model's parameters lie, and what their gradients are, before each push.
 
-Used by worker/torch. The parameters are views of the arena. A script may give one other memory (`flatten_parameters()`,
-`.to(memory_format=...)`, `.data = ...`): with the same dtype and shape it is laid back on the arena, with its values;
-else it is refused. So is a gradient that is not of its parameter's dtype and shape.
+Used by frameworks/torch/training_step. The parameters are views of the arena. A script may give one other memory
+(`flatten_parameters()`, `.to(memory_format=...)`, `.data = ...`): with the same dtype and shape it is laid back on the
+arena, with its values; else it is refused. So is a gradient that is not of its parameter's dtype and shape.
 """
 
 import operator

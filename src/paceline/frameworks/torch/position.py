@@ -1,7 +1,7 @@
 """WHAT of PyTorch belongs to a worker's position? Random generators, schedulers' states, the optimizer's options.
 
-Made by worker/torch_preparation, used by worker/position. What cannot be saved is said once, and starts anew after a
-restart.
+Made by frameworks/torch/preparation, used by worker/position. What cannot be saved is said once, and starts anew after
+a restart.
 """
 
 import random
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.frameworks.torch import rng as torch_rng
 from paceline.wire.messages import Position
-from paceline.worker import torch_rng
 from paceline.worker.options import load_groups, load_scheduler, saved_groups, saved_scheduler
 
 

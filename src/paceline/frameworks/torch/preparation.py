@@ -12,16 +12,16 @@ from torch.utils.data import DataLoader
 
 from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
-from paceline.worker.data import batch_size_of, note_epochs, share
+from paceline.frameworks.torch.constraints import bind, hold_after_steps
+from paceline.frameworks.torch.data import batch_size_of, note_epochs, share
+from paceline.frameworks.torch.local import LocalTrainee
+from paceline.frameworks.torch.optimizer import convert
+from paceline.frameworks.torch.optimizer_state import OptimizerState
+from paceline.frameworks.torch.position import TorchOwn
+from paceline.frameworks.torch.training_step import TorchTrainee
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
 from paceline.worker.script import script_line
-from paceline.worker.torch import TorchTrainee
-from paceline.worker.torch_constraints import bind, hold_after_steps
-from paceline.worker.torch_local import LocalTrainee
-from paceline.worker.torch_optimizer import convert
-from paceline.worker.torch_optimizer_state import OptimizerState
-from paceline.worker.torch_position import TorchOwn
 
 if TYPE_CHECKING:
     from paceline.worker.context import Context

@@ -1,8 +1,9 @@
 """Count the samples that a PyTorch gradient is made of: those of the batches that were accumulated into it.
 
-Used by worker/torch where several workers train, because a mean over workers is weighted by it. A batch counts if
-autograd accumulated a gradient after the loader gave it and before the loader gave the next one. It no longer counts
-once the gradients were cleared (None, or zeros) without a step. One hook on each trained parameter notices that.
+Used by frameworks/torch/training_step where several workers train, because a mean over workers is weighted by it. A
+batch counts if autograd accumulated a gradient after the loader gave it and before the loader gave the next one. It no
+longer counts once the gradients were cleared (None, or zeros) without a step. One hook on each trained parameter
+notices that.
 
 A loop that takes batches ahead of its backward pass (prefetching) is recognised by the first batch of a pass: its
 tensors are alive at the first backward pass, though the next batch was taken. Then the older batch counts.

@@ -13,21 +13,21 @@ from torch import nn
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import listed
 from paceline.errors import UsageError
+from paceline.frameworks.torch.carried import Carried, take_unsaved, unsaved_block
+from paceline.frameworks.torch.devices import mapping_lines
+from paceline.frameworks.torch.gradients import Outgoing
+from paceline.frameworks.torch.layout import check_options, describe, group_options, optimizer_spec, plain
+from paceline.frameworks.torch.loads import LoadHooks
+from paceline.frameworks.torch.optimizer_state import OptimizerState, slots_of, states_of
+from paceline.frameworks.torch.overlap import Overlap
+from paceline.frameworks.torch.places import Groups, Places, check_alone
+from paceline.frameworks.torch.samples import GradientSamples
+from paceline.frameworks.torch.writes import DeviceWrites, OtherTraining, renormalised
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.script import script_line
 from paceline.worker.slots import scatter
-from paceline.worker.torch_carried import Carried, take_unsaved, unsaved_block
-from paceline.worker.torch_devices import mapping_lines
-from paceline.worker.torch_gradients import Outgoing
-from paceline.worker.torch_layout import check_options, describe, group_options, optimizer_spec, plain
-from paceline.worker.torch_loads import LoadHooks
-from paceline.worker.torch_optimizer_state import OptimizerState, slots_of, states_of
-from paceline.worker.torch_overlap import Overlap
-from paceline.worker.torch_places import Groups, Places, check_alone
-from paceline.worker.torch_samples import GradientSamples
-from paceline.worker.torch_writes import DeviceWrites, OtherTraining, renormalised
 from paceline.worker.trainee import Trainee
 from paceline.worker.writes import MemoryWrites, Writes
 

@@ -1,6 +1,6 @@
 """Find what a PyTorch script writes into parameters on an accelerator: worker/writes for memory of a card.
 
-Used by worker/torch. The digest is computed on the card, so only one number crosses to the host.
+Used by frameworks/torch/training_step. The digest is computed on the card, so only one number crosses to the host.
 """
 
 from collections.abc import Mapping, Sequence

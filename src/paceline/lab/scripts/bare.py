@@ -7,10 +7,10 @@ Run by lab/measuring/starting instead of launchers/entry: `python -m paceline.la
 import sys
 from collections.abc import Callable, Sequence
 
+from paceline.frameworks.torch import gradients as torch_gradients
 from paceline.launchers import entry
 from paceline.transport import channel
 from paceline.wire import frames
-from paceline.worker import torch_gradients
 
 
 class BareCodec(frames.Codec):

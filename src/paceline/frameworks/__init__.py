@@ -1,0 +1,1 @@
+"""What each framework brings to a worker: its tensors, its optimizer, its data."""

@@ -1,0 +1,1 @@
+"""PyTorch models, optimizers and data loaders in a worker."""

@@ -1,7 +1,7 @@
 """WHAT happens when, in a mode? Three workers, of which one is slow, around the product's own deciding code.
 
-Used by draw.py. Decisions are server/state's with a mode of `modes.make`; only the time is simulated: a step takes as
-many seconds as the scene says, messages and updates take none. Must never decide anything itself.
+Used by draw.py. Decisions are server/control/state's with a mode of `modes.make`; only the time is simulated: a step
+takes as many seconds as the scene says, messages and updates take none. Must never decide anything itself.
 """
 
 import heapq
@@ -12,8 +12,8 @@ from itertools import cycle
 from paceline.cluster.membership import Membership
 from paceline.modes import make
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Action, Answer, Apply, Wake
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Action, Answer, Apply, Wake
+from paceline.server.control.state import ShardState
 from paceline.wire.frames import Flag, Outcome
 
 FAST, MEDIUM, SLOW = (1.0,), (1.15,), (3.3,)

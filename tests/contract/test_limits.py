@@ -16,7 +16,7 @@ from paceline.errors import AuthenticationError, ConnectionLost, ProtocolError, 
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
-from paceline.server import roles
+from paceline.server.control import roles
 from paceline.server.core import PsConfig
 from paceline.server.service import Service
 from paceline.transport import LANES, base, security

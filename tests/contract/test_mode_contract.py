@@ -8,8 +8,8 @@ from paceline.errors import UsageError
 from paceline.modes.base import Mode
 from paceline.modes.quorum import Quorum
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Answer, Apply
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Answer, Apply
+from paceline.server.control.state import ShardState
 from paceline.wire.frames import Outcome
 
 NUM_WORKERS = 3

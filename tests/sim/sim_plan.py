@@ -10,7 +10,7 @@ from sim_worker import Worker
 
 from paceline.errors import UsageError
 from paceline.modes.spec import ModeSpec, check
-from paceline.server.state import ShardState
+from paceline.server.control.state import ShardState
 
 GRACE_MS = 2_000.0  # messages take about a second here
 

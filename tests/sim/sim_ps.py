@@ -16,7 +16,7 @@ from sim_watch import Watch, WatchedMembership
 from paceline.errors import ConnectionLost, ProtocolError
 from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
-from paceline.server.actions import Action, Answer, Apply
+from paceline.server.control.actions import Action, Answer, Apply
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Answers
 from paceline.server.durable import Durable, SlotMeta

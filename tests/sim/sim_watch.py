@@ -8,9 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.membership import Membership
-from paceline.server.actions import Answer, Part
+from paceline.server.control.actions import Answer, Part
+from paceline.server.control.state import EARLY_S
 from paceline.server.core import Core, Peer
-from paceline.server.state import EARLY_S
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Flag, Frame
 

@@ -8,9 +8,9 @@ from sim_task import Doing, Link
 from sim_worker import Worker
 
 from paceline.modes.base import Mode
-from paceline.server.actions import Action
-from paceline.server.budget import Budget
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Action
+from paceline.server.control.budget import Budget
+from paceline.server.control.state import ShardState
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Kind
 from paceline.wire.messages import Dial

@@ -10,8 +10,8 @@ import paceline
 from paceline.cluster.membership import Membership
 from paceline.modes.full_sync import FullSync
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Answer, Apply, Part
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Answer, Apply, Part
+from paceline.server.control.state import ShardState
 
 LOCK = threading.Lock()
 SYNC = FullSync(ModeSpec(name="sync"))

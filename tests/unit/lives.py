@@ -16,7 +16,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.server import shard as shard_module
-from paceline.server.actions import Answer
+from paceline.server.control.actions import Answer
 from paceline.server.core import Core, PsConfig
 from paceline.server.journal import Journal
 from paceline.server.memory import Memory

@@ -1,10 +1,10 @@
-"""WHAT is asked of one shard's state, and what does it say? Short words for the tests of server/state."""
+"""WHAT is asked of one shard's state, and what does it say? Short words for the tests of server/control/state."""
 
 from paceline.cluster.membership import Membership
 from paceline.modes import make
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Action, Answer, Apply, Free, Part
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Action, Answer, Apply, Free, Part
+from paceline.server.control.state import ShardState
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Outcome
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.server.budget import Budget
+from paceline.server.control.budget import Budget
 
 
 def test_a_worker_holds_one_ticket() -> None:

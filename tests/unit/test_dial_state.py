@@ -6,8 +6,8 @@ from one_shard import ASYNC, SYNC, A, B, C, applied, decided, flags, freed, of_n
 
 from paceline.modes import make
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Add, Answer, Part, Wake
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Add, Answer, Part, Wake
+from paceline.server.control.state import ShardState
 from paceline.wire.frames import Flag, Outcome
 
 # --- several gradients of one worker in a round -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from paceline.errors import ConnectionLost, PacelineError, Refused, WaitTimeout
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
-from paceline.server.actions import Answer
+from paceline.server.control.actions import Answer
 from paceline.server.snapshots import Snapshots
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m

@@ -5,8 +5,8 @@ from one_shard import ASYNC, SYNC, A, B, C, applied, decided, freed, of_n, outco
 
 from paceline.errors import ProtocolError
 from paceline.modes.spec import ModeSpec
-from paceline.server.actions import Answer, Apply, Free
-from paceline.server.rounds import Rounds
+from paceline.server.control.actions import Answer, Apply, Free
+from paceline.server.control.rounds import Rounds
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Outcome
 

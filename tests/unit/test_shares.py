@@ -7,9 +7,9 @@ from one_shard import A, B, shard
 from paceline.checkpoint.state import State, WorkerState
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
+from paceline.server.control.shares import Shares
+from paceline.server.control.state import ShardState
 from paceline.server.core import Peer
-from paceline.server.shares import Shares
-from paceline.server.state import ShardState
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.summary import _counted
 from paceline.wire import messages as m

@@ -1,6 +1,6 @@
 """WHEN does a gradient count? The questions that every mode answers.
 
-Asked by server/state; no clock, socket, thread or tensor may be seen from here.
+Asked by server/control/state; no clock, socket, thread or tensor may be seen from here.
 """
 
 from collections.abc import Mapping, Set

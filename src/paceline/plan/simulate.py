@@ -1,7 +1,7 @@
 """HOW would this topology run? A seeded simulation of all its tasks until the rate is steady.
 
 Called by plan/planning with costs and topologies. Pure: the dice come in, nothing is measured here. The modes, the
-rounds, what is discarded and who waits are decided by `modes` and `server/state` themselves; only time is modelled:
+rounds, what is discarded and who waits are decided by `modes` and `server/control/state`; only time is modelled:
 
 - every host has cores; computing, copying and each message need one; more users than cores are all slowed alike,
 - a ps deals with one message at a time,
@@ -22,7 +22,7 @@ from paceline.plan.costs import Costs
 from paceline.plan.sharing import Call, Shared, World
 from paceline.plan.tasks import Message, Ps, Worker
 from paceline.plan.topology import Topology
-from paceline.server.actions import Answer
+from paceline.server.control.actions import Answer
 from paceline.telemetry.limit import Limit
 from paceline.telemetry.staleness import spread, together
 from paceline.wire.frames import WITHOUT_PARAMETERS

@@ -1,7 +1,7 @@
 """WHAT do a ps and a worker do, message for message? The simulated tasks; what counts is decided by the real code.
 
-Made by plan/simulate. A ps drives server/state exactly as server/service does; a worker follows worker/client, and the
-numbers in comments are those of server/rounds. Pure: time passes only in plan/sharing's world, dice come in.
+Made by plan/simulate. A ps drives server/control/state as server/service does; a worker follows worker/client, and the
+numbers in comments are those of server/control/rounds. Pure: time passes only in plan/sharing's world, dice come in.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.plan.costs import RECEIVE_SHARE
-from paceline.server.actions import Action, Add, Answer, Apply, Wake
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Action, Add, Answer, Apply, Wake
+from paceline.server.control.state import ShardState
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Kind, Outcome
 

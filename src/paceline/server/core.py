@@ -21,14 +21,14 @@ from paceline.modes.base import Mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
 from paceline.params.placement import place
-from paceline.server.actions import Action, Add, Answer, Apply, Copy, Free, Wake
-from paceline.server.budget import Budget
+from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Free, Wake
+from paceline.server.control.budget import Budget
+from paceline.server.control.state import ShardState
 from paceline.server.durable import Durable, recover
 from paceline.server.memory import Memory, Unkept
 from paceline.server.rewinding import Rewinding
 from paceline.server.shard import Shard
 from paceline.server.snapshots import Snapshots
-from paceline.server.state import ShardState
 from paceline.server.vectors import Slot
 from paceline.server.written import PsLedger
 from paceline.telemetry.records import ModeChange, PsReport

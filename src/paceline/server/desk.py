@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from paceline.cluster.membership import Phase, last_incarnation
 from paceline.errors import ConnectionLost, ProtocolError, Refused
 from paceline.params.layout import difference, problems
-from paceline.server import roles, saving, switching
-from paceline.server.actions import Answer
-from paceline.server.budget import Budget
+from paceline.server import saving, switching
+from paceline.server.control import roles
+from paceline.server.control.actions import Answer
+from paceline.server.control.budget import Budget
+from paceline.server.control.described import options_problem, problem
 from paceline.server.core import Core, Peer
-from paceline.server.described import options_problem, problem
 from paceline.server.shard import Shard
 from paceline.wire import messages as m
 from paceline.wire.decisions import Key

@@ -17,11 +17,11 @@ from paceline.cluster.membership import Phase
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
-from paceline.server.actions import Add, Apply, Part
-from paceline.server.budget import Budget
+from paceline.server.control.actions import Add, Apply, Part
+from paceline.server.control.budget import Budget
+from paceline.server.control.rounds import Ballot
+from paceline.server.control.state import Staged
 from paceline.server.journal import Journal, Twin
-from paceline.server.rounds import Ballot
-from paceline.server.state import Staged
 from paceline.server.vectors import Slot
 from paceline.telemetry.records import ModeChange
 from paceline.wire.decisions import Decision, Key

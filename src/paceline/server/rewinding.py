@@ -19,8 +19,8 @@ import msgspec
 from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.modes import make as make_mode
-from paceline.server.actions import Answer
-from paceline.server.rounds import Rounds
+from paceline.server.control.actions import Answer
+from paceline.server.control.rounds import Rounds
 from paceline.telemetry.ledger import FROM_CHECKPOINT, FROM_WORKER
 from paceline.wire import messages as m
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from paceline.cluster.membership import Phase
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError
-from paceline.server.actions import Answer
+from paceline.server.control.actions import Answer
+from paceline.server.control.described import is_ordinary, options_problem
 from paceline.server.core import Core, Peer, PsConfig
-from paceline.server.described import is_ordinary, options_problem
 from paceline.server.desk import Answers, Desk, Report
 from paceline.server.memory import Memory
 from paceline.transport.base import Buffer

@@ -25,8 +25,8 @@ from paceline.checkpoint.policy import SavePolicy
 from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.params.arena import Arena
-from paceline.server.actions import Answer
-from paceline.server.shares import Shares
+from paceline.server.control.actions import Answer
+from paceline.server.control.shares import Shares
 from paceline.telemetry.ledger import FROM_RESUME
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag

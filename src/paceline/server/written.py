@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from paceline.cluster.membership import Phase
 from paceline.modes.base import Mode
-from paceline.server.actions import Action, Add, Answer, Apply, Part
-from paceline.server.state import ShardState
+from paceline.server.control.actions import Action, Add, Answer, Apply, Part
+from paceline.server.control.state import ShardState
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Kind, Ledger
 from paceline.wire.decisions import Key

@@ -28,7 +28,7 @@ INSECURE = bytes(32)  # the secret of --insecure, which everybody knows
 
 
 class Role(StrEnum):
-    """As what a client comes; server/roles says what each may ask for."""
+    """As what a client comes; server/control/roles says what each may ask for."""
 
     WORKER = "worker"  # trains; the chief is one of them
     READER = "reader"  # kv, an evaluator

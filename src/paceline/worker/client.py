@@ -4,7 +4,7 @@ Used by frameworks/torch/training_step (and other frameworks' files): no framewo
 a time, always from the thread that trains; only heartbeats (and with --overlap, buckets) come from a thread of their
 own.
 
-A step in a mode with rounds and several ps (server/rounds has the other side):
+A step in a mode with rounds and several ps (server/control/rounds has the other side):
 
 1. stage the gradient on ps:1..n, wait for all acks,
 2. stage and vote at ps:0, in one message,

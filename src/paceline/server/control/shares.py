@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from paceline.server.state import ShardState
+from paceline.server.control.state import ShardState
 from paceline.wire.messages import Position
 
 

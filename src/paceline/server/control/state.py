@@ -15,8 +15,8 @@ from typing import NamedTuple
 from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
 from paceline.modes.base import Mode
-from paceline.server.actions import Action, Add, Answer, Apply, Copy, Free, Part, Wake
-from paceline.server.rounds import Ballot, Rounds
+from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Free, Part, Wake
+from paceline.server.control.rounds import Ballot, Rounds
 from paceline.wire.decisions import COPY, Contributor, Decision, Key
 from paceline.wire.frames import Flag, Outcome
 

@@ -1,6 +1,6 @@
 """WHOSE gradients make this round? The one decision of ps:0 that every shard obeys.
 
-Used by server/state on ps:0 only. Pure. The decision is two-phase commit with the workers as carriers:
+Used by server/control/state on ps:0 only. Pure. The decision is two-phase commit with the workers as carriers:
 
 1. a worker stages its gradient on every shard but ps:0 and waits for all acks,
 2. then it stages and votes at ps:0 in one message,

@@ -1,4 +1,4 @@
-"""WHAT shall a ps do? The words that server/state decides in; server/core makes them true.
+"""WHAT shall a ps do? The words that server/control/state decides in; server/core makes them true.
 
 Pure values. A new one is a tuple here and a branch in core.perform.
 """

@@ -266,17 +266,17 @@ def hazards(path: Path) -> Iterator[str]:
 def test_framework_free_files_stay_so() -> None:
     for name in (
         "worker/client.py",
-        "worker/entrance.py",
-        "worker/watch.py",
+        "worker/joining.py",
+        "worker/heartbeat.py",
         "worker/link.py",
-        "worker/slots.py",
+        "worker/optimizer_state.py",
         "worker/kv.py",
         "worker/saving.py",
         "worker/control.py",
         "worker/context.py",
         "worker/evaluator.py",
         "worker/preparation.py",
-        "worker/trainee.py",
+        "worker/training_step.py",
     ):
         assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name
 

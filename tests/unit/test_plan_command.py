@@ -17,7 +17,7 @@ from paceline.plan.calibrate import failure
 from paceline.plan.costs import given
 from paceline.plan.topology import parse_price, parse_size
 from paceline.telemetry.paths import RunPaths
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 
 GIVEN = ["plan", "--step-ms", "20", "--bytes", "4MB", "--apply-ms", "1"]
 
@@ -176,7 +176,7 @@ def test_an_error_is_told_without_the_frames_that_started_the_script(
     script = tmp_path / "broken.py"
     script.write_text("raise ValueError('no more data')\n")
     for name in ("_push", "settle"):
-        monkeypatch.setattr(Trainee, name, getattr(Trainee, name))
+        monkeypatch.setattr(TrainingStep, name, getattr(TrainingStep, name))
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as exit_:

@@ -337,7 +337,7 @@ class Fails:
 def test_what_cannot_be_saved_is_told_and_training_goes_on(error: Exception) -> None:
     said: list[str] = []
     context = Context(None, said.append)
-    context._trainee = type("Trainee", (), {"client": type("Client", (), {"incarnation": 1})})()
+    context._trainee = type("TrainingStep", (), {"client": type("Client", (), {"incarnation": 1})})()
     context._saver = Fails(error)  # type: ignore[assignment]
     try:
         assert context._save(WHERE) is None

@@ -19,7 +19,7 @@ from paceline.transport.security import Role
 from paceline.wire import ops
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import AskStatus, Failed
-from paceline.worker.patience import Patience
+from paceline.worker.deadline import Deadline
 from paceline.worker.script import check_owner
 
 RETRY_S = 0.1
@@ -149,7 +149,7 @@ class Remote:
 
     def _persist(self, wait_s: float) -> Channel:
         """Connect, now and then, until the deadline: tasks start in any order."""
-        waiting = Patience(wait_s, [self.name], self._say if wait_s else _say_nothing, style=self._style)
+        waiting = Deadline(wait_s, [self.name], self._say if wait_s else _say_nothing, style=self._style)
         pause_s = RETRY_S
         while True:
             self._check_open()
@@ -175,7 +175,7 @@ class Remote:
         """The answer, however long the op takes, as long as its task lives; unless a limit was asked for."""
         probe_s = min(PROBE_S, self._wait_s / PROBES)
         began_s = time.monotonic()
-        silent = Patience(
+        silent = Deadline(
             self._wait_s, [self.name], self._say, since_s=began_s, style=self._style
         )  # since it was last known to live
         next_s = began_s + probe_s
@@ -189,7 +189,7 @@ class Remote:
                 if time.monotonic() < next_s:
                     continue
             if self._is_alive(min(PROBE_ANSWER_S, max(silent.left_s, SHORTEST_S))):
-                silent = Patience(self._wait_s, [self.name], self._say, style=self._style)
+                silent = Deadline(self._wait_s, [self.name], self._say, style=self._style)
             else:
                 silent.again(f"{self.name} at {self.address} has our call and says nothing: it is stopped, or lost")
             next_s = time.monotonic() + min(probe_s, silent.left_s)

@@ -24,7 +24,7 @@ import psutil
 from paceline.launchers.entry import Program, execute, guarded
 from paceline.plan.timings import LEAST_STEPS, Timings, mean_ms, parts_of, usual
 from paceline.telemetry.paths import RunPaths
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 
 MOST_STEPS = 200_000
 
@@ -55,7 +55,7 @@ class Stopwatch:
         self._mark = mark
 
     @contextlib.contextmanager
-    def pushing(self, trainee: Trainee) -> Iterator[None]:
+    def pushing(self, trainee: TrainingStep) -> Iterator[None]:
         self.mark("compute")
         yield
         self.mark("push")
@@ -67,7 +67,7 @@ class Stopwatch:
         yield
         self.mark("settle")
 
-    def _step_ended(self, trainee: Trainee) -> None:
+    def _step_ended(self, trainee: TrainingStep) -> None:
         now_s = self._mark[0]
         if self.from_s is not None:
             self.steps, self.until_s = self.steps + 1, now_s
@@ -82,7 +82,7 @@ class Stopwatch:
         elif self.from_s is not None and now_s - self.from_s >= self._seconds and self.steps >= LEAST_STEPS:
             raise SystemExit(0)
 
-    def _begin(self, trainee: Trainee, now_s: float) -> None:
+    def _begin(self, trainee: TrainingStep, now_s: float) -> None:
         self.batch, self.size_bytes = trainee._weight or float(trainee.batch_size), trainee.plan.total_bytes
         self.ps_cpu_s = -cpu_of(self.ps) if self.ps else None
         self._mark = now()
@@ -134,21 +134,21 @@ def ps_processes(run_dir: Path) -> list[psutil.Process]:
 
 def attach(watch: Stopwatch, run_dir: Path) -> None:
     """Around the two places every step goes through."""
-    push, settle = Trainee._push, Trainee.settle
+    push, settle = TrainingStep._push, TrainingStep.settle
 
-    def timed_push(self: Trainee, gradients: Any) -> None:
+    def timed_push(self: TrainingStep, gradients: Any) -> None:
         if not watch.ps:
             watch.ps = ps_processes(run_dir)
         with watch.pushing(self):
             push(self, gradients)
 
-    def timed_settle(self: Trainee) -> None:
+    def timed_settle(self: TrainingStep) -> None:
         if not self.client.is_pending:
             return
         with watch.settling():
             settle(self)
 
-    Trainee._push, Trainee.settle = timed_push, timed_settle  # type: ignore[method-assign]
+    TrainingStep._push, TrainingStep.settle = timed_push, timed_settle  # type: ignore[method-assign]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ class StepClock:
     """A step lasts from the end of the one before it, or from the start of its epoch, to its own end.
 
     What it is made of is added where it happens, by the thread that trains: `data_s` by frameworks/torch/data,
-    `exchange_s` by worker/trainee, without what was waited meanwhile, and `wait_s` by worker/link and client. The rest
-    is compute.
+    `exchange_s` by worker/training_step, without what was waited meanwhile, and `wait_s` by worker/link and client.
+    The rest is compute.
 
     >>> clock = StepClock()
     >>> clock.epoch()

@@ -11,7 +11,7 @@ A step in a mode with rounds and several ps (server/control/rounds has the other
 3. ps:0's answer brings the contributor set,
 4. carry it to ps:1..n; each answers with parameters of that round.
 
-A connection that ends is made again (worker/entrance), and what was not answered is sent again with the same push id,
+A connection that ends is made again (worker/joining), and what was not answered is sent again with the same push id,
 so it counts once. A push is *void* when nobody can say any more whether it counts: the mode has changed without this
 worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goes on with the next one.
 """
@@ -33,10 +33,10 @@ from paceline.transport.channel import connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Frame, Kind, Outcome
-from paceline.worker.entrance import PS_0, Entrance, device
+from paceline.worker.deadline import SAY_EVERY_S, Deadline, awaited
 from paceline.worker.identity import Identity
+from paceline.worker.joining import PS_0, Joining, device
 from paceline.worker.link import Link
-from paceline.worker.patience import SAY_EVERY_S, Patience, awaited
 
 __all__ = ["PS_0", "Client", "Identity", "Taken"]
 
@@ -83,7 +83,7 @@ class Client:
         self._plan = plan
         self._arena = arena
         dials = connect if me.trouble is None else me.trouble.around(connect)
-        self.entrance = Entrance(me, dials, self._join_message, say)
+        self.entrance = Joining(me, dials, self._join_message, say)
         self.links: list[Link] = self.entrance.links
         self.watch = self.entrance.watch
         self._ledger = _ledger_of(me)
@@ -378,7 +378,7 @@ class Client:
     ) -> Frame:
         """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline. After a
         lost connection `send` asks once more."""
-        waiting: Patience | None = None
+        waiting: Deadline | None = None
         while True:
             try:
                 frame = answer(self.push_id)
@@ -425,11 +425,11 @@ class Client:
         if not self.is_pending:  # else it is about to be done
             self.on_return()
 
-    def _still_waiting(self, waiting: Patience | None, link: Link, waits_for_others: bool) -> Patience:
+    def _still_waiting(self, waiting: Deadline | None, link: Link, waits_for_others: bool) -> Deadline:
         """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
         status = self.watch.status()
         names, more = ([], []) if status is None or link.index else awaited(status, self._me)
-        waiting = waiting or Patience(
+        waiting = waiting or Deadline(
             self._me.wait_s, names or [device(link.index)], self._say, SAY_EVERY_S, style=self._me.log_style
         )
         waiting.names = names or [device(link.index)]
@@ -455,7 +455,7 @@ class Client:
 
     def _asked(self, request: m.Request) -> m.Reply:
         link, was = self.links[0], self.incarnation
-        waiting: Patience | None = None
+        waiting: Deadline | None = None
         self._post(link, _says, request)
         while True:
             try:

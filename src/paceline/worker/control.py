@@ -18,7 +18,7 @@ from paceline.telemetry.lines import waiting_line
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
 from paceline.worker.client import PS_0
-from paceline.worker.patience import SAY_EVERY_S
+from paceline.worker.deadline import SAY_EVERY_S
 from paceline.worker.reach import OWN, Access, Running, running
 
 WAIT_S = 300.0

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.worker.client import Identity
+from paceline.worker.deadline import Deadline
 from paceline.worker.kv import Kv
-from paceline.worker.patience import Patience
 
 RETRY_S = 0.5
 
@@ -58,7 +58,7 @@ class Evaluator:
 
 def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
     """Until the chief has initialised the model, in any start order."""
-    waiting = Patience(me.wait_s, me.worker_devices[:1], say, style=me.log_style)
+    waiting = Deadline(me.wait_s, me.worker_devices[:1], say, style=me.log_style)
     while True:
         try:
             return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, say, me.log_style)

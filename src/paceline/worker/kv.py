@@ -28,8 +28,8 @@ from paceline.params.placement import Plan, place
 from paceline.transport.channel import Channel, connect
 from paceline.transport.security import Role
 from paceline.wire import messages as m
-from paceline.worker.entrance import RETRY_S, device
-from paceline.worker.patience import Patience
+from paceline.worker.deadline import Deadline
+from paceline.worker.joining import RETRY_S, device
 from paceline.worker.reach import OWN, Access, located
 
 
@@ -118,7 +118,7 @@ class Kv:
 
     def _ask(self, index: int, request: m.Request) -> tuple[m.Reply, bytearray]:
         """What this ps answers, on this connection or on the next one."""
-        waiting = Patience(self._wait_s, [device(index)], self._say, style=self._style)
+        waiting = Deadline(self._wait_s, [device(index)], self._say, style=self._style)
         while True:
             try:
                 reply, frame = self._channels[index].ask(request)

@@ -13,13 +13,13 @@ from paceline.errors import UsageError
 from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 from paceline.worker.writes import Unwatched
 
 Outer = tuple[str, float, float | None]  # --outer, --outer-lr, --outer-momentum
 
 
-class LocalSteps(Trainee):
+class LocalSteps(TrainingStep):
     """A trainee that trains by itself between exchanges; comes before the framework's own among the bases."""
 
     is_local = True

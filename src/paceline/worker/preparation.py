@@ -17,7 +17,7 @@ from paceline.worker.client import Client
 from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import Restored
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from paceline.worker.context import Context
@@ -44,7 +44,7 @@ class Binding(Protocol):
     """What a framework does around joining."""
 
     @property
-    def trainee(self) -> Trainee: ...
+    def trainee(self) -> TrainingStep: ...
 
     @property
     def own(self) -> Own: ...
@@ -126,7 +126,7 @@ class FirstValues:
     """What the chief initialises the ps with: its model, or with --resume a checkpoint."""
 
     def __init__(
-        self, ctx: "Context", trainee: Trainee, seed: Callable[[], int], what_it_remembers: Callable[[], None]
+        self, ctx: "Context", trainee: TrainingStep, seed: Callable[[], int], what_it_remembers: Callable[[], None]
     ) -> None:
         self._ctx = ctx
         self._trainee = trainee
@@ -198,7 +198,7 @@ def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
     return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
 
 
-def _statistics_line(ctx: "Context", trainee: Trainee) -> str:
+def _statistics_line(ctx: "Context", trainee: TrainingStep) -> str:
     names = [spec.name for spec in trainee.layout.own if spec.buffer == "statistic"]
     if not names:
         return ""
@@ -211,7 +211,7 @@ def _statistics_line(ctx: "Context", trainee: Trainee) -> str:
     )
 
 
-def _loaded(ctx: "Context", trainee: Trainee) -> None:
+def _loaded(ctx: "Context", trainee: TrainingStep) -> None:
     """Send the values that the script has loaded into the model to the ps, if they are the cluster's. A forked child
     loads into its own copy."""
     if not trainee.owner.is_here:

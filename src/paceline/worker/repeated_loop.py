@@ -11,7 +11,7 @@ from typing import NoReturn
 from paceline.checkpoint.loop import PASS, Loop
 from paceline.errors import UsageError
 from paceline.worker.position import Progress
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 
 ASK_S = 0.5  # how often it is asked, inside a pass, whether the others have ended
 PLAIN_RANGE = "write `for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`, or `for _ in ctx.steps(total)`"
@@ -21,7 +21,7 @@ class RepeatedLoop:
     """One worker's loop, once it is known that neither ctx.epochs nor ctx.steps guides it."""
 
     def __init__(
-        self, worker: int, trainee: Trainee, progress: Progress, is_restarted: bool, warn: Callable[[str], None]
+        self, worker: int, trainee: TrainingStep, progress: Progress, is_restarted: bool, warn: Callable[[str], None]
     ) -> None:
         self._worker = worker
         self._trainee = trainee

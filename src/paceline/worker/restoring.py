@@ -16,7 +16,7 @@ from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.params.placement import Plan
 from paceline.wire import messages as m
-from paceline.worker.slots import COUNTERS, Asked, Slots, WholeSlot, scatter
+from paceline.worker.optimizer_state import COUNTERS, Asked, Slots, WholeSlot, scatter
 
 NEW = WorkerState(index=-1)
 RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch", beside buffer_name()

@@ -1,6 +1,6 @@
 """WHAT if a ps lost its memory? Its host is gone: a worker brings the newest checkpoint, or with --reseed what it has.
 
-Called by worker/entrance when a ps that had values has none. A checkpoint is brought by the chief; if it does not
+Called by worker/joining when a ps that had values has none. A checkpoint is brought by the chief; if it does not
 come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and whoever
 is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
 server/rewinding has the other side and the steps. It never ends a run that has something to go back to.

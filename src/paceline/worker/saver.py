@@ -29,8 +29,8 @@ from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
 from paceline.worker.client import Identity
-from paceline.worker.entrance import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
-from paceline.worker.patience import SAY_EVERY_S, Patience
+from paceline.worker.deadline import SAY_EVERY_S, Deadline
+from paceline.worker.joining import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
 from paceline.worker.saving import Content, CopyGone, fetched
 
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
@@ -206,7 +206,7 @@ class Saver:
         """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again
         meanwhile has its memory, but not the copy: ask for another one, until the deadline. `others`: it is the last
         one, older ones give way to it, and these are places for it where the run folder takes no more."""
-        waiting = Patience(
+        waiting = Deadline(
             self._me.wait_s,
             [device(i) for i in range(self._plan.num_ps)],
             self._say,

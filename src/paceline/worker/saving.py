@@ -19,8 +19,8 @@ from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.version import VERSION
 from paceline.wire import messages as m
+from paceline.worker.optimizer_state import assemble, limit_of
 from paceline.worker.restoring import buffer_name, worker_states
-from paceline.worker.slots import assemble, limit_of
 from paceline.worker.statistics import mean, weights_of
 
 

@@ -1,7 +1,7 @@
 """Find what a script writes into the parameters: weight clipping, noise, averages that are swapped in.
 
-Used by worker/trainee, which sends such writes to the ps or refuses them: the next pull would overwrite them. The bytes
-are compared, by digests, because a write through `.data` or numpy leaves no other trace. No framework here.
+Used by worker/training_step, which sends such writes to the ps or refuses them: the next pull would overwrite them. The
+bytes are compared, by digests, because a write through `.data` or numpy leaves no other trace. No framework here.
 """
 
 from collections.abc import Sequence

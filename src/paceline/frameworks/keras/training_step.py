@@ -1,7 +1,7 @@
 """WHAT does a Keras worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
 
-Made by `ctx.prepare`. worker/trainee has what every framework shares; here are Keras's variables. A variable's memory
-is TensorFlow's, and what was read from it never changes, so new values are assigned, not written into it.
+Made by `ctx.prepare`. worker/training_step has what every framework shares; here are Keras's variables. A variable's
+memory is TensorFlow's, and what was read from it never changes, so new values are assigned, not written into it.
 
 A step comes in one of two ways:
 
@@ -40,15 +40,15 @@ from paceline.frameworks.keras.optimizer_state import KerasState
 from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
+from paceline.worker.optimizer_state import scatter
 from paceline.worker.script import script_line
-from paceline.worker.slots import scatter
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 tf: Any = import_module("tensorflow") if IS_TENSORFLOW else None
 
 
-class KerasTrainee(Trainee):
+class KerasTrainee(TrainingStep):
     """One model and its optimizer, bound to the cluster."""
 
     loading = "model.load_weights() or model.set_weights()"

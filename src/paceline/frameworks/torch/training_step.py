@@ -1,7 +1,7 @@
 """WHAT does a PyTorch worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
 
-Made by `ctx.prepare`. worker/trainee has what every framework shares; here are torch's tensors: parameters that are
-views of the arena, gradients, and what a script may do to both between two steps.
+Made by `ctx.prepare`. worker/training_step has what every framework shares; here are torch's tensors: parameters that
+are views of the arena, gradients, and what a script may do to both between two steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ from paceline.frameworks.torch.writes import DeviceWrites, OtherTraining, renorm
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
+from paceline.worker.optimizer_state import scatter
 from paceline.worker.script import script_line
-from paceline.worker.slots import scatter
-from paceline.worker.trainee import Trainee
+from paceline.worker.training_step import TrainingStep
 from paceline.worker.writes import MemoryWrites, Writes
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
 
 
-class TorchTrainee(Trainee):
+class TorchTrainee(TrainingStep):
     """One model and its optimizer, bound to the cluster. Everything here runs on the thread that trains."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, num_ps: int, placement: str) -> None:

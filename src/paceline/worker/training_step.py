@@ -33,9 +33,9 @@ from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
 from paceline.worker.injection import Injection
+from paceline.worker.optimizer_state import Slots, gather
 from paceline.worker.position import Progress
 from paceline.worker.script import check_owner, script_line
-from paceline.worker.slots import Slots, gather
 from paceline.worker.slowness import Slowness
 from paceline.worker.writes import Unwatched, Writes
 
@@ -88,7 +88,7 @@ class Samples(Protocol):
     def close(self) -> None: ...
 
 
-class Trainee(ABC):
+class TrainingStep(ABC):
     """One model and its optimizer, bound to the cluster; each framework has a subclass."""
 
     is_local = False  # the optimizer runs here, and deltas are pushed

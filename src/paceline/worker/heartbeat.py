@@ -19,7 +19,7 @@ STATUS_S = 5.0
 BEATS_A_LEASE = 5
 
 
-class Watch:
+class Heartbeat:
     """`tail` is told with every beat: where this worker is (wire/messages Position)."""
 
     def __init__(self, connect: Callable[[], Channel], worker: int, lease_s: float) -> None:

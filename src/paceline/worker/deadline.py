@@ -15,7 +15,7 @@ from paceline.worker.identity import Identity
 SAY_EVERY_S = 10.0
 
 
-class Patience:
+class Deadline:
     """Says for whom we wait, at once and then every ten seconds; raises at the deadline."""
 
     def __init__(

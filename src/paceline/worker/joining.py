@@ -18,10 +18,10 @@ import msgspec
 from paceline.errors import AuthenticationError, ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
+from paceline.worker.deadline import Deadline
+from paceline.worker.heartbeat import Heartbeat
 from paceline.worker.identity import Identity
 from paceline.worker.link import FencedOff, Link
-from paceline.worker.patience import Patience
-from paceline.worker.watch import Watch
 
 T = TypeVar("T")
 RETRY_S = 0.1
@@ -30,7 +30,7 @@ PS_0 = "/job:ps/replica:0/task:0"
 TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  # of a ps that we have known
 
 
-class Entrance:
+class Joining:
     """One worker's way in. `links` grows while it joins for the first time; `incarnation` after an eviction."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Entrance:
         self._is_late = False  # a run is on, which this worker is about to enter
         self.on_empty: Callable[[Link, m.Joined], None] = _refuse_empty  # a ps came back without its memory
         self.offer: Callable[[Link], int] = lambda link: -1  # the version of what this worker has to bring it
-        self.watch = Watch(lambda: self._connect_to(0), me.worker, me.lease_s)
+        self.watch = Heartbeat(lambda: self._connect_to(0), me.worker, me.lease_s)
         self._me = me
         self._connect = connect
         self._join = join
@@ -82,7 +82,7 @@ class Entrance:
         question."""
         link = self.links[0]
         link.channel.say(m.Start(has_values))
-        waiting: Patience | None = None
+        waiting: Deadline | None = None
         while True:
             try:
                 reply = m.decode(link.channel.recv_cold().tail)
@@ -90,7 +90,7 @@ class Entrance:
             except WaitTimeout:
                 status = self.watch.status()
                 missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
-                waiting = waiting or Patience(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
+                waiting = waiting or Deadline(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
                 waiting.names = missing or [PS_0]
                 waiting.again(f"{', '.join(waiting.names)} did not join")
         if isinstance(reply, m.Failed):
@@ -149,7 +149,7 @@ class Entrance:
         error: ClusterError | None = None, limit_s: float | None = None, slowest_s: float = RETRY_S,
     ) -> T:  # fmt: skip
         """Try, until the deadline, as long as this ps fails in these ways; with an `error` it has failed before."""
-        waiting = Patience(
+        waiting = Deadline(
             self._me.wait_s if limit_s is None else limit_s, [device(index)], self._say, style=self._me.log_style
         )
         pause_s = 0.0

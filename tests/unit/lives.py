@@ -4,7 +4,7 @@ Used by test_survival. `Pieces` is what a keeper holds; `Deaths` counts the poin
 and kills at one of them. A step of torch that is cut in the middle leaves anything: there the bytes are scrambled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,8 +68,8 @@ class Deaths:
         self.fatal = 0
         self._patch = patch
         for owner, name in (
-            (Journal, "announce"), (Journal, "did_job"), (Journal, "fulfil"), (Journal, "write"), (Undo, "done"),
-            (States, "adopt"), (States, "_taken"), (Slot, "add_block"),
+            (Journal, "announce"), (Journal, "announce_short"), (Journal, "did_job"), (Journal, "fulfil"),
+            (Journal, "write"), (Undo, "done"), (States, "adopt"), (States, "_taken"), (Slot, "add_block"),
         ):  # fmt: skip
             self._watch(owner, name)
         self._watch_save()
@@ -94,11 +94,11 @@ class Deaths:
         """Also between the copy and its mark, and in the middle of the step that follows."""
         real = Undo.save
 
-        def save(undo: Undo, area: int, block: int) -> None:
+        def save(undo: Undo, area: int, block: int, job: int, regions: Sequence[torch.Tensor] | None = None) -> None:
             self.point()
-            real(undo, area, block)
+            real(undo, area, block, job, regions)
             if self.points + 1 == self.fatal:
-                for region in (undo._others or undo._regions)(block):
+                for region in regions or undo._regions(block):
                     region.copy_(torch.randint(0, 2, region.shape, dtype=torch.uint8))
             self.point()
 

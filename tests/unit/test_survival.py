@@ -176,7 +176,7 @@ def test_a_wrong_undo_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: without putting a block back, a death in the middle of a step shows."""
     from paceline.server.undo import Undo
 
-    monkeypatch.setattr(Undo, "_put_back", lambda undo, area, block: None)
+    monkeypatch.setattr(Undo, "_put_back", lambda undo, area, block, regions: None)
     with pytest.raises(AssertionError, match="killed at point"):
         check_all_deaths(monkeypatch, lambda: life("SGD", ASYNC), 2)
 

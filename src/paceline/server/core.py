@@ -139,7 +139,8 @@ class Core:
                 if number + 1 == copy_after:
                     self.snapshots.take(self)
         elif len(jobs) == 1 and type(jobs[0]) is Apply and not self.state.mode.has_rounds and not self.state.staged:
-            self.do_jobs(jobs, self.durable.announce_push(jobs[0]))
+            self._do(jobs[0], self.durable.announce_push(jobs[0]) << 8)
+            self.durable.journal.fulfil()
         elif jobs:
             self.do_jobs(jobs, self.durable.announce(jobs), copy_after=copy_after)
         else:

@@ -162,24 +162,17 @@ class Durable:
         slot = core.slots[key]
         if self._options.get(key) is not slot.options or slot.sum is not None:
             return self.announce([job])
-        turn = self.journal.short_turn()
-        into, mask = self.journal.shorts[turn & 1], slot.mask
         ledger = core.ledger.position if core.ledger is not None else 0
-        _SHORT.pack_into(
-            into, 0, state.version, core.updates + 1, state.floor, ledger, key[0], key[1], part.push_id, job.divisor,
-            slot.weight, len(mask),
-        )  # fmt: skip
         rows: list[int] = []
         applied, clocks = state.applied, state.clocks
         for worker in range(core.config.num_workers):
             rows += applied.get(worker, NOTHING)
             rows.append(clocks.get(worker, 0))
-        self._rows.pack_into(into, _SHORT.size, *rows)
-        if mask:
-            start = _SHORT.size + self._rows.size
-            into[start : start + len(mask)] = mask
-        self.journal.announce_short(turn)
-        return turn
+        push = _SHORT.pack(
+            state.version, core.updates + 1, state.floor, ledger, key[0], key[1], part.push_id, job.divisor,
+            slot.weight, len(slot.mask),
+        )  # fmt: skip
+        return self.journal.announce_short(push + self._rows.pack(*rows) + slot.mask)
 
     def announce(self, jobs: Sequence[Apply | Add]) -> int:
         """It will hold when these are done; their number comes back."""

@@ -67,7 +67,7 @@ class Journal:
         starts = [HEAD_BYTES + sum(sizes[:n]) for n in range(4)]
         self._places = [arena.memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self._sizes = [place[:8].cast("Q") for place in self._places]
-        self.shorts = [place[8:] for place in self._places[2:]]
+        self._shorts = [place[8:] for place in self._places[2:]]
         self._whole = self._last_whole()  # its place: short ones hold together with it
 
     def write(self, data: bytes) -> None:
@@ -81,16 +81,17 @@ class Journal:
         self._cells[_ANNOUNCED] = turn
         return turn
 
-    def short_turn(self) -> int:
-        """The turn after what holds, if it is a short one: it is written into `shorts[turn & 1]`."""
-        holds = self._cells[_HOLDS]
-        return ((holds >> 2) + 1) << 2 | 2 | (holds & 1 ^ 1 if holds & 2 else 0)
-
-    def announce_short(self, turn: int) -> None:
-        """It is written, and will hold when its job is done."""
-        self._sizes[2 + (turn & 1)][0] = self._whole
-        self._cells[_JOBS] = 0
-        self._cells[_ANNOUNCED] = turn
+    def announce_short(self, data: bytes) -> int:
+        """Announce a short value, which holds together with the last whole one; return its turn."""
+        cells = self._cells
+        holds = cells[_HOLDS]
+        place = holds & 1 ^ 1 if holds & 2 else 0
+        turn: int = ((holds >> 2) + 1) << 2 | 2 | place
+        self._shorts[place][: len(data)] = data
+        self._sizes[2 + place][0] = self._whole
+        cells[_JOBS] = 0
+        cells[_ANNOUNCED] = turn
+        return turn
 
     def did_job(self, count: int) -> None:
         self._cells[_JOBS] = count
@@ -128,7 +129,7 @@ class Journal:
         turn = self.pending or self._cells[_HOLDS]
         if not turn:
             return None
-        short = bytes(self.shorts[turn & 1]) if turn & 2 else None
+        short = bytes(self._shorts[turn & 1]) if turn & 2 else None
         size = self._sizes[self._whole][0]
         return bytes(self._places[self._whole][8 : 8 + size]), short
 

@@ -5,7 +5,7 @@ one core or, in a round, on all: then the workers wait for it.
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -71,7 +71,8 @@ class Shard:
         self._scratch = [self._new_scratch()]
         self._pool: ThreadPoolExecutor | None = None
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
-        self._undo: Undo | None = None  # and where optimizer state is held, if what lies here outlives us
+        self._undo: Undo | None = None  # and `_held`, the optimizer state, if the memory outlives the process
+        self._unsettled = set(range(len(self.blocks)))  # blocks whose optimizer may make more state
         if self._kept.is_kept:
             self._survive()
 
@@ -95,7 +96,7 @@ class Shard:
         splits.close()
         self._splits = splits.memory
         self._undo = Undo(self._kept, count, self._regions, self._forget_states)
-        self._undo.room(1)
+        self._undo.make_areas(1)
         for index, block in enumerate(self.blocks):
             if is_new:
                 self._held.adopt(index)  # what an optimizer makes before its first step
@@ -153,20 +154,16 @@ class Shard:
         if options is not self.options:
             self._set_options(options)
         vectors: list[Vector] = []
+        has_gaps = False
         for slot, has_sum, has_slot in parts:
             if has_sum:
                 assert slot.sum is not None
                 vectors.append(slot.sum)
+                has_gaps = has_gaps or bool(slot.sum.mask)
             if has_slot:
                 vectors.append(slot)
-        blocks: Sequence[int] = range(len(self.blocks))
-        if self._undo is not None:
-            self._undo.begin(job)
-            if is_again:
-                blocks = self._put_back()
-        has_gaps = False
-        for vector in vectors:
-            has_gaps = has_gaps or bool(vector.mask)
+                has_gaps = has_gaps or bool(slot.mask)
+        blocks = self._put_back(job) if is_again else range(len(self.blocks))
         if has_gaps:
             self._split_where_torn(vectors)
         self._sequence[0] |= 1
@@ -174,9 +171,9 @@ class Shard:
             if divisor > 1:
                 self._divide_lr(divisor)
             if is_waited_for and len(blocks) >= MIN_BLOCKS:
-                self._update_on_all_cores(blocks, vectors, has_gaps)
+                self._update_on_all_cores(blocks, vectors, has_gaps, job)
             else:
-                self._update(blocks, 0, vectors, has_gaps)
+                self._update(blocks, 0, vectors, has_gaps, job)
         finally:
             if divisor > 1:
                 self._divide_lr(1)
@@ -195,23 +192,21 @@ class Shard:
         """The gradient in this slot counts, and the slot is needed again: add it to the slot's sum."""
         adding, undo = slot.adding(is_first), self._undo
         blocks: Sequence[int] = range(len(self.blocks))
-        if undo is not None:
-            flats = slot.start_sum().flats
-            undo.begin(job, lambda index: [flats[index].view(torch.uint8)])
-            if is_again:
-                blocks = undo.remaining(len(self.blocks))
+        sums = [each.view(torch.uint8) for each in slot.start_sum().flats]
+        if undo is not None and is_again:
+            blocks = undo.remaining(len(self.blocks), job, lambda index: [sums[index]])
         for index in blocks:
             if undo is not None:
-                undo.save(0, index)
+                undo.save(0, index, job, [sums[index]])
             slot.add_block(index, adding)
             if undo is not None:
-                undo.done(index)
+                undo.done(index, job)
         slot.added(adding)
 
-    def _put_back(self) -> list[int]:
-        """After a death in the middle of an update: the blocks that are still to be done, as they were before."""
+    def _put_back(self, job: int) -> Sequence[int]:
+        """After a death in the middle of an update: restore blocks it had begun, return all still to be done."""
         assert self._undo is not None
-        left = self._undo.remaining(len(self.blocks))
+        left = self._undo.remaining(len(self.blocks), job)
         for index in range(len(self.blocks)):
             self._held.attach(index)
         return left
@@ -220,16 +215,25 @@ class Shard:
         """Workers read from now on that this is the version of what lies here."""
         self._sequence[0] = self._sequence[0] // ASSIGNMENT * ASSIGNMENT + 2 * version
 
-    def _update(self, indices: Sequence[int] | Iterator[int], core: int, vectors: list[Vector], has_gaps: bool) -> None:
+    def _update(self, indices: Iterable[int], core: int, vectors: list[Vector], has_gaps: bool, job: int) -> None:
+        """Update these blocks on one core, each with its gradients' mean; a single gradient is used where it lies."""
         scratch, undo = self._scratch[core], self._undo
+        first = vectors[0]
+        is_single = len(vectors) == 1 and first.count == 1 and first.is_exact
         was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
         try:
             for index in indices:
                 block = self.blocks[index]
-                gradients = scratch.mean_masked(index, block, vectors) if has_gaps else scratch.mean(index, vectors)
+                gradients: Sequence[torch.Tensor | None]
+                if has_gaps:
+                    gradients = scratch.mean_masked(index, block, vectors)
+                elif is_single:
+                    gradients = first.runs[index]
+                else:
+                    gradients = scratch.mean(index, vectors)
                 if undo is not None:
-                    undo.save(core, index)
+                    undo.save(core, index, job)
                 for parameter, gradient in zip(block.parameters, gradients, strict=True):
                     parameter.grad = gradient
                 self._step(block.optimizer)
@@ -240,14 +244,23 @@ class Shard:
                 if self._decay is not None:
                     self._shadows[index].mul_(self._decay).add_(block.vector * (1 - self._decay))
                 if undo is not None:
-                    if self._held.adopt(index):
-                        undo.grown()
-                    undo.done(index)
+                    if has_gaps or index in self._unsettled:
+                        self._adopt(index, has_gaps)
+                    undo.done(index, job)
         finally:
             torch._C._set_grad_enabled(was_enabled)
 
-    def _update_on_all_cores(self, blocks: Sequence[int], vectors: list[Vector], has_gaps: bool) -> None:
-        """Blocks are independent of each other, so it does not matter to the bits who does which."""
+    def _adopt(self, index: int, has_gaps: bool) -> None:
+        """Move the state that torch made in a block's update into memory that outlives us. Torch makes all of it in the
+        first step with a gradient, so a step without gaps is the last one that makes any, until options change."""
+        assert self._undo is not None
+        if self._held.adopt(index):
+            self._undo.grown()
+        if not has_gaps:
+            self._unsettled.discard(index)
+
+    def _update_on_all_cores(self, blocks: Sequence[int], vectors: list[Vector], has_gaps: bool, job: int) -> None:
+        """Spread the blocks over all cores. They are independent, so the bits are the same whichever does which."""
         if self._pool is None:
             count = usable_cores()
             self._pool = ThreadPoolExecutor(
@@ -255,12 +268,13 @@ class Shard:
             )
             self._scratch += [self._new_scratch() for _ in range(count - 1)]
             if self._undo is not None:
-                self._undo.room(count)
+                self._undo.make_areas(count)
         indices = iter(blocks)
         others = [
-            self._pool.submit(self._update, indices, core, vectors, has_gaps) for core in range(1, len(self._scratch))
+            self._pool.submit(self._update, indices, core, vectors, has_gaps, job)
+            for core in range(1, len(self._scratch))
         ]
-        self._update(indices, 0, vectors, has_gaps)
+        self._update(indices, 0, vectors, has_gaps, job)
         for other in others:
             other.result()
 
@@ -287,6 +301,7 @@ class Shard:
         block.split(OptimizerSpec(self.optimizer_name, self.options))
         for scratch in self._scratch:
             scratch.split_again(self.blocks)
+        self._unsettled.add(index)
         if self._undo is not None:
             self._held.spread(index)
             self._undo.grown()
@@ -300,6 +315,7 @@ class Shard:
         if options != self.options:
             for block in self.blocks:
                 block.set_options(options)
+            self._unsettled.update(range(len(self.blocks)))
         self.options = options
 
     def refusal_of(self, options: Sequence[Options]) -> str:
@@ -420,6 +436,7 @@ class Shard:
                 self._split(index)
                 for piece, state in states.items():
                     block.load(piece, state)
+            self._unsettled.add(index)
             if self._undo is not None:
                 self._held.replace(index)
                 self._undo.grown()

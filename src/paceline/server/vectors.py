@@ -15,7 +15,7 @@ from paceline.params.arena import Arena
 from paceline.params.recast import Recast
 from paceline.server.blocks import Block
 from paceline.server.memory import Memory, Unkept
-from paceline.views import flat
+from paceline.views import NAMES, flat
 from paceline.wire.messages import Options
 from paceline.wire.segments import HEADER_BYTES, Bell
 
@@ -26,6 +26,7 @@ class Vector:
     def __init__(self, flats: list[torch.Tensor], blocks: Sequence[Block]) -> None:
         self.flats = flats
         self.runs = [b.views(f) for f, b in zip(flats, blocks, strict=True)]
+        self.is_exact = all(NAMES[f.dtype] == b.dtype for f, b in zip(flats, blocks, strict=True))  # needs no cast
         self.mask = b""  # a bit a trained tensor that has a gradient; empty: all have
         self.count = 1
         self.weight = 0.0  # samples that a gradient is the mean of; 0: unknown
@@ -156,12 +157,9 @@ class Scratch:
         self._product_runs = [b.views(s) for s, b in zip(self._products, blocks, strict=True)]
 
     def mean(self, index: int, vectors: Sequence[Vector]) -> Sequence[torch.Tensor]:
-        """The gradient of each run of a block. One alone, in the right dtype, is taken as it lies."""
-        total = self.sums[index]
-        if len(vectors) == 1 and vectors[0].count == 1 and vectors[0].flats[index].dtype == total.dtype:
-            return vectors[0].runs[index]
+        """Return the mean gradient of each run of a block."""
         flats = [v.flats[index] for v in vectors]
-        _mean(total, self._products[index], vectors, flats, vectors)
+        _mean(self.sums[index], self._products[index], vectors, flats, vectors)
         return self.runs[index]
 
     def mean_masked(self, index: int, block: Block, vectors: Sequence[Vector]) -> list[torch.Tensor | None]:

@@ -138,7 +138,7 @@ def pair() -> Iterator[tuple[Stream, Channel]]:
 
 
 def header(tail_bytes: int = 0, bulk_bytes: int = 0) -> bytes:
-    packed = struct.pack("<BBHHHIIQQQQ", Kind.COLD, 0, 0, 0, 0, 0, tail_bytes, 0, 0, bulk_bytes, 0)
+    packed = struct.pack("<BBHH2xIIQQQQ", Kind.COLD, 0, 0, 0, 0, tail_bytes, 0, 0, bulk_bytes, 0)
     assert len(packed) == HEADER_BYTES
     return packed + bytes(FRAME_BYTES - HEADER_BYTES)
 

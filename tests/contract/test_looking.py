@@ -32,7 +32,7 @@ def test_a_frame_in_pieces_is_whole() -> None:
     """Also one whose second half comes after a read has timed out."""
     sender, looking, raw = pair(look_s=5.0)
     looking.stream.set_timeout(0.01)
-    frame = bytes(sender._codec.pack(Kind.PUSH, 0, 1, 1, 0, 0, b"", 7, 3, 0, 0))
+    frame = bytes(sender._codec.pack(Kind.PUSH, 0, 1, 1, 0, b"", 7, 3, 0, 0))
     raw.sendall(frame[: FRAME_BYTES // 2])
     timer = threading.Timer(0.1, raw.sendall, (frame[FRAME_BYTES // 2 :],))
     timer.start()

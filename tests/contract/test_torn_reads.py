@@ -55,7 +55,7 @@ JOIN = Join(
 
 
 def answer(push_id: int, version: int) -> Frame:
-    return Frame(Kind.ANSWER, 0, 0, 0, 0, 0, 0, push_id, version, 0)
+    return Frame(Kind.ANSWER, 0, 0, 0, 0, 0, push_id, version, 0)
 
 
 class FromSegment:

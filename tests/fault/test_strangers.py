@@ -138,7 +138,7 @@ def is_dropped(channel: Channel) -> bool:
 def replayed(ps: Ps) -> None:
     """A good frame twice; and everything that a task once said, on a new connection."""
     with closing(known(ps)) as channel:
-        frame = bytes(channel._codec.pack(Kind.BEAT, 0, 0, 1, 0, 0, b"", 0, 0, 0))
+        frame = bytes(channel._codec.pack(Kind.BEAT, 0, 0, 1, 0, b"", 0, 0, 0))
         channel.stream.send([frame + frame])
         assert is_dropped(channel)
     said: list[bytes] = []
@@ -153,7 +153,7 @@ def huge(ps: Ps) -> None:
     """Headers that claim 2^63 bytes and 4 GiB, from one that holds the secret: with a good MAC, and without."""
     for size, tail in ((1 << 63, 0), (0, (1 << 32) - 1)):
         with closing(known(ps)) as channel:
-            frame = bytearray(channel._codec.pack(Kind.PUSH, 0, 0, 1, 0, 0, b"", 1, 0, size))
+            frame = bytearray(channel._codec.pack(Kind.PUSH, 0, 0, 1, 0, b"", 1, 0, size))
             frame[12:16] = tail.to_bytes(4, "little")
             channel.stream.send([frame])
             assert is_dropped(channel)

@@ -22,7 +22,7 @@ from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
 
 PLAIN = [*MESSAGES, m.Pause(), m.Resume(), m.Ready(), m.AskStatus(), m.AskDecisions(), m.Assign("parameters")]
-NO_BULK = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_BULK = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0)
 SIZES = [0, 1, 64, 128, 2**31, 2**63]
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 255, 65536, 2**31, 2**63 - 1]) | st.integers(-(2**63), 2**64 - 1)
 LEAF = (

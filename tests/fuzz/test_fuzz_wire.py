@@ -54,7 +54,7 @@ def frames() -> list[bytes]:
     made = []
     for kind, tail, bulk in ((Kind.BEAT, b"", 0), (Kind.COLD, ENCODED[0], 0), (Kind.PUSH, ENCODED[9], 3)):
         codec = Codec(*KEYS)
-        made.append(bytes(codec.pack(kind, 0, 1, 1, 0, 0, tail, 7, 3, bulk)) + tail + b"abc"[:bulk])
+        made.append(bytes(codec.pack(kind, 0, 1, 1, 0, tail, 7, 3, bulk)) + tail + b"abc"[:bulk])
     return made
 
 

@@ -21,7 +21,7 @@ LOCK = threading.Lock()
 
 def test_a_frame_has_one_size_whatever_it_says() -> None:
     codec = Codec(b"1" * 32, b"2" * 32)
-    frames = [bytes(codec.pack(Kind.PUSH, 0, 0, 1, 0, 0, b"", n, n, n)) for n in (0, 1, 1 << 20, (1 << 63) - 1)]
+    frames = [bytes(codec.pack(Kind.PUSH, 0, 0, 1, 0, b"", n, n, n)) for n in (0, 1, 1 << 20, (1 << 63) - 1)]
     assert {len(f) for f in frames} == {FRAME_BYTES}
     said = [msgspec.msgpack.encode({"push_id": n, "version": n}) for n in (0, 1 << 20, (1 << 63) - 1)]
     assert len({len(s) for s in said}) > 1, "a message must be measured before it can be read"
@@ -30,7 +30,7 @@ def test_a_frame_has_one_size_whatever_it_says() -> None:
 @pytest.mark.parametrize("byte", [0, 3, 20, 40, 50, 63])
 def test_a_changed_or_repeated_frame_is_refused(byte: int) -> None:
     ours, theirs = Codec(b"1" * 32, b"2" * 32), Codec(b"2" * 32, b"1" * 32)
-    good = bytes(ours.pack(Kind.PUSH, 0, 1, 1, 0, 0, b"", 7, 3, 100))
+    good = bytes(ours.pack(Kind.PUSH, 0, 1, 1, 0, b"", 7, 3, 100))
     bad = bytearray(good)
     bad[byte] ^= 1
     with pytest.raises(ProtocolError, match="MAC"):

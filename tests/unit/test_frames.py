@@ -28,7 +28,6 @@ def uint(bits: int) -> st.SearchStrategy[int]:
     flags=uint(8),
     worker=uint(16),
     incarnation=uint(32),
-    lineage=uint(16),
     outcome=st.sampled_from(Outcome),
     tail=st.binary(max_size=200),
     push_id=uint(64),
@@ -60,7 +59,7 @@ def test_arbitrary_bytes_are_no_frame(data: bytes, tail: bytes) -> None:
 @given(st.integers(0, 8 * FRAME_BYTES - 1), st.binary(max_size=40))
 def test_every_bit_is_covered(bit: int, tail: bytes) -> None:
     here, there = pair()
-    packed = bytearray(here.pack(Kind.PUSH, 0, 1, 1, 0, 0, tail, 5, 9, 0))
+    packed = bytearray(here.pack(Kind.PUSH, 0, 1, 1, 0, tail, 5, 9, 0))
     packed[bit // 8] ^= 1 << bit % 8
     with pytest.raises(ProtocolError):
         there.unpack(packed, tail)
@@ -68,7 +67,7 @@ def test_every_bit_is_covered(bit: int, tail: bytes) -> None:
 
 def test_the_counter_is_part_of_the_mac() -> None:
     here, there = pair()
-    packed = [bytes(here.pack(Kind.BEAT, 0, 0, 1, 0, 0, b"", 0, 0, 0)) for _ in range(2)]
+    packed = [bytes(here.pack(Kind.BEAT, 0, 0, 1, 0, b"", 0, 0, 0)) for _ in range(2)]
     assert packed[0][:HEADER_BYTES] == packed[1][:HEADER_BYTES]
     assert packed[0] != packed[1]
     there.unpack(bytearray(packed[0]))
@@ -79,7 +78,7 @@ def test_the_counter_is_part_of_the_mac() -> None:
 
 def test_a_tail_of_the_limit_passes_and_one_byte_more_does_not() -> None:
     here, there = pair()
-    packed = bytearray(here.pack(Kind.COLD, 0, 0, 0, 0, 0, b"", 0, 0, 0))
+    packed = bytearray(here.pack(Kind.COLD, 0, 0, 0, 0, b"", 0, 0, 0))
     packed[12:16] = MAX_TAIL_BYTES.to_bytes(4, "little")
     assert there.tail_bytes(packed) == MAX_TAIL_BYTES
     packed[12:16] = (MAX_TAIL_BYTES + 1).to_bytes(4, "little")

@@ -15,7 +15,7 @@ from paceline.params.arena import has_shared_memory
 from paceline.transport import LANES, tls
 from paceline.transport.base import Buffer, Rest, Stream
 from paceline.transport.security import Role, as_client, as_server, deadline_s, keys_dir_of
-from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, Codec, Frame, Kind
+from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, NO_TAIL, TAIL_BYTES, Codec, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
 HASH_BYTES = 1 << 20  # the xxh3 of bulk up to this size is in its frame; of larger bulk it comes behind it
@@ -54,7 +54,6 @@ class Channel:
         flags: int = 0,
         worker: int = 0,
         incarnation: int = 0,
-        lineage: int = 0,
         outcome: int = 0,
         push_id: int = 0,
         version: int = 0,
@@ -65,9 +64,7 @@ class Channel:
         size = sum([memoryview(b).nbytes for b in bulk]) if bulk else 0
         checksum = _checksum(bulk) if 0 < size <= HASH_BYTES else 0
         with self._sending:
-            frame = self._codec.pack(
-                kind, flags, worker, incarnation, lineage, outcome, tail, push_id, version, size, checksum
-            )
+            frame = self._codec.pack(kind, flags, worker, incarnation, outcome, tail, push_id, version, size, checksum)
             if size > HASH_BYTES:
                 self.payload_out += size
                 self._send_hashing(frame, tail, bulk)
@@ -98,8 +95,10 @@ class Channel:
             self.stream.recv_into(self._view)
         elif seen < FRAME_BYTES:
             self._fill(self._view[seen:])
-        size = self._codec.tail_bytes(self._frame)
-        tail = self._recv_tail(size) if size else b""
+        size, tail = 0, b""
+        if self._frame[TAIL_BYTES] != NO_TAIL:
+            size = self._codec.tail_bytes(self._frame)
+            tail = self._recv_tail(size)
         frame = self._codec.unpack(self._frame, tail)
         self.bytes_in += FRAME_BYTES + size + frame.bulk_bytes
         return frame

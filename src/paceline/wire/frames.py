@@ -1,14 +1,11 @@
-"""WHAT is said, every step? A fixed 64-byte frame with a keyed MAC over frame, tail and a counter.
+"""Encode the 64-byte frames of the hot path, with a keyed MAC over frame, tail and a counter.
 
 Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed by a *tail* (small, covered by the MAC)
-and by *bulk*, a shard's bytes. Small bulk has its checksum in the frame; large bulk has it behind, so that both sides
-hash piece by piece while the bytes are in the cache.
+and by *bulk*, a shard's bytes. The checksum of small bulk is in the frame; that of large bulk follows the bulk, so that
+both sides hash piece by piece while the bytes are in the cache.
 
-    kind u8 | outcome u8 | flags u16 | worker u16 | lineage u16 | incarnation u32 | tail_bytes u32 | push_id u64 |
-    version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
-
-`lineage` is spare: always 0. What belongs to a lineage that is over cannot come: whoever goes back to a checkpoint ends
-the connections and fences the incarnations of the others (server/rewinding).
+    kind u8 | outcome u8 | flags u16 | worker u16 | 2 bytes of padding | incarnation u32 | tail_bytes u32 |
+    push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
 """
 
 import struct
@@ -23,7 +20,10 @@ FRAME_BYTES = 64
 HEADER_BYTES = 48
 MAX_TAIL_BYTES = 16 << 20
 
-_HEADER = struct.Struct("<BBHHHIIQQQQ")
+NO_TAIL = bytes(4)
+TAIL_BYTES = slice(12, 16)  # where a frame says how long its tail is
+
+_HEADER = struct.Struct("<BBHH2xIIQQQQ")
 _COUNTER = struct.Struct("<Q")
 _SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
 
@@ -77,7 +77,6 @@ class Frame(NamedTuple):
     outcome: int
     flags: int
     worker: int
-    lineage: int
     incarnation: int
     tail_bytes: int
     push_id: int
@@ -91,7 +90,7 @@ class Codec:
     """Packs with one key and its counter, checks with the other key and its counter.
 
     >>> a, b = Codec(b"1" * 32, b"2" * 32), Codec(b"2" * 32, b"1" * 32)
-    >>> frame = bytes(a.pack(Kind.BEAT, 0, 3, 1, 0, 0, b"", 7, 0, 0))
+    >>> frame = bytes(a.pack(Kind.BEAT, 0, 3, 1, 0, b"", 7, 0, 0))
     >>> b.unpack(bytearray(frame)).push_id
     7
     """
@@ -110,7 +109,6 @@ class Codec:
         flags: int,
         worker: int,
         incarnation: int,
-        lineage: int,
         outcome: int,
         tail: bytes,
         push_id: int,
@@ -118,7 +116,7 @@ class Codec:
         bulk_bytes: int,
         checksum: int = 0,
     ) -> bytearray:
-        """The frame's bytes, valid until the next call."""
+        """Return the frame's bytes, which are valid until the next call."""
         out = self._out
         _HEADER.pack_into(
             out,
@@ -127,7 +125,6 @@ class Codec:
             outcome,
             flags,
             worker,
-            lineage,
             incarnation,
             len(tail),
             push_id,
@@ -144,8 +141,8 @@ class Codec:
         return out
 
     def tail_bytes(self, frame: bytearray) -> int:
-        """How many tail bytes follow. Read before the MAC can be checked, so it is bounded here."""
-        size: int = _HEADER.unpack_from(frame)[6]
+        """Return how many tail bytes follow. It is read before the MAC can be checked, so it is bounded here."""
+        size: int = _HEADER.unpack_from(frame)[5]
         if size > MAX_TAIL_BYTES:
             raise ProtocolError(f"a frame claims {size} bytes of tail, the limit is {MAX_TAIL_BYTES}")
         return size

@@ -251,7 +251,7 @@ class Link:
             version, outcome, flags = bell.answer()
             self._note_answer(push_id, outcome, version)
             self._refuse_fenced(outcome)
-            return Frame(Kind.ANSWER, outcome, flags, 0, 0, 0, 0, push_id, version, 0)
+            return Frame(Kind.ANSWER, outcome, flags, 0, 0, 0, push_id, version, 0)
         return self.frame(push_id)
 
     def _is_seen(self, bell: Bell, push_id: int) -> bool:

@@ -68,7 +68,7 @@ def framing(codec: type[Codec]) -> Callable[[], object]:
     """A frame packed by one side and unpacked by the other."""
     keys = b"1" * 32, b"2" * 32
     ours, theirs = codec(*keys), codec(keys[1], keys[0])
-    return lambda: theirs.unpack(bytearray(ours.pack(Kind.PUSH, 0, 1, 1, 0, 0, b"", 1, 1, 0)))
+    return lambda: theirs.unpack(bytearray(ours.pack(Kind.PUSH, 0, 1, 1, 0, b"", 1, 1, 0)))
 
 
 def us_of(call: Callable[[], object]) -> float:

@@ -274,8 +274,10 @@ def test_framework_free_files_stay_so() -> None:
         "worker/saving.py",
         "worker/control.py",
         "worker/context.py",
+        "worker/ending.py",
         "worker/evaluator.py",
         "worker/preparation.py",
+        "worker/session.py",
         "worker/training_step.py",
     ):
         assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name

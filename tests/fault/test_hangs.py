@@ -114,10 +114,10 @@ class Behind:
 
     def script(self, ctx: Any) -> None:
         if ctx.worker_index == 1:
-            me = ctx.identity()
+            me = ctx._session.identity()
             self.proxy = Proxy(me.ps_addresses[0])
             behind = dataclasses.replace(me, ps_addresses=(self.proxy.address,))
-            ctx.identity = lambda: behind
+            ctx._session.identity = lambda: behind
         model = Counter(5)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         for step in range(1, STEPS + 1):
@@ -197,9 +197,9 @@ def test_I6_a_ps_that_never_comes_back_is_named_at_the_deadline() -> None:
     """The wait has an end, and says for whom it was."""
 
     def script(ctx: Any) -> None:
-        me = ctx.identity()
+        me = ctx._session.identity()
         proxy = Proxy(me.ps_addresses[0])
-        ctx.identity = lambda: dataclasses.replace(me, ps_addresses=(proxy.address,))
+        ctx._session.identity = lambda: dataclasses.replace(me, ps_addresses=(proxy.address,))
         model = Counter(5)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         proxy.close()

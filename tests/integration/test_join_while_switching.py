@@ -30,15 +30,15 @@ def yield_to_a_joiner(ctx: paceline.Context) -> None:
     ctx.switch_mode("async" if ctx.mode == "sync" else "sync")
     threading.Thread(target=join, args=(ctx,), daemon=True).start()
     deadline = time.monotonic() + LIMIT_S
-    while ctx.place() != (0, 2):
+    while ctx._session.place() != (0, 2):
         assert time.monotonic() < deadline, "nobody joined"
 
 
 def join(ctx: paceline.Context) -> None:
-    assert ctx.assignment is not None
-    with tasks.in_this_thread(msgspec.structs.replace(ctx.assignment, task=Task("worker", 1))) as contexts:
+    assert ctx._session.assignment is not None
+    with tasks.in_this_thread(msgspec.structs.replace(ctx._session.assignment, task=Task("worker", 1))) as sessions:
         steps(tasks.init(), 5)
-        for each in contexts:
+        for each in sessions:
             each.close()
 
 

@@ -118,7 +118,7 @@ def test_buffers_of_another_dtype_and_new_ones(tmp_path: Path) -> None:
 
     def recipe(job: Job) -> Returned:
         model = nn.Sequential(job.make(Centered), nn.BatchNorm1d(3))
-        job.ctx._say = told.append
+        job.ctx._session.say = told.append
         model, optimizer = job.prepare(model, optimizer_of(model))
         train(job, model, optimizer)
         model.register_buffer("late", torch.zeros(1))
@@ -226,7 +226,7 @@ def test_without_known_samples_steps_count_and_who_closed_first_is_in_it(tmp_pat
             train(job, model, optimizer, 2)
         else:
             deadline = time.monotonic() + 60
-            while job.ctx._trainee.client.status().live != [0]:
+            while job.ctx._session.trainee.client.status().live != [0]:
                 assert time.monotonic() < deadline
             train(job, model, optimizer, 6)
         return {"end": weights(model)}
@@ -270,7 +270,7 @@ def test_a_chief_that_is_lost_is_left_out(tmp_path: Path) -> None:
             train(job, model, optimizer, 3)
             raise ValueError("it ends here")
         deadline = time.monotonic() + 60
-        while job.ctx._trainee.client.status().live != [1]:
+        while job.ctx._session.trainee.client.status().live != [1]:
             assert time.monotonic() < deadline
         train(job, model, optimizer, 2)
         seen.update(weights(model))
@@ -301,7 +301,7 @@ def test_buffers_that_are_not_saved_are_the_chiefs_at_first(lane: str, ps: int, 
     told: list[str] = []
 
     def work(ctx: paceline.Context) -> None:
-        ctx._say = told.append
+        ctx._session.say = told.append
         model = Features(ctx.worker_index)
         ctx.prepare(model, SGD(model.parameters(), lr=0.1))
         found[ctx.worker_index] = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -317,7 +317,7 @@ def test_buffers_that_are_not_saved_and_not_alike_stay_as_they_are(tmp_path: Pat
     told: list[str] = []
 
     def work(ctx: paceline.Context) -> None:
-        ctx._say = told.append
+        ctx._session.say = told.append
         model = Features(ctx.worker_index, width=3 + ctx.worker_index)
         ctx.prepare(model, SGD(model.parameters(), lr=0.1))
         found[ctx.worker_index] = model.features.clone()

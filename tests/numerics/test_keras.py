@@ -256,7 +256,7 @@ def test_tf_data_is_shared_out(k: Any) -> None:
     def work(ctx: Any) -> None:
         data = k.tf.data.Dataset.range(10).shuffle(10, seed=4).batch(2)
         model, optimizer, shared = ctx.prepare(k.model_of(), maker(k, "SGD")(), data)
-        taken[ctx.assignment.settings.data, ctx.worker_index] = [int(n) for batch in shared for n in batch]
+        taken[ctx._session.assignment.settings.data, ctx.worker_index] = [int(n) for batch in shared for n in batch]
         k.train(model, optimizer, "eager", range(1))
 
     for data in ("shard", "full"):

@@ -65,7 +65,7 @@ def test_two_workers_moving_statistics(k: Any, lane: str, ps: int, buffers: str,
         start = model.get_weights()
         ctx.barrier()
         ctx.weight(8.0 + 4 * ctx.worker_index)
-        steps = 2 + 3 * ctx.worker_index if ctx.started_at == 0 else 0  # a resumed run shows where it begins
+        steps = 2 + 3 * ctx.worker_index if ctx._session.started_at == 0 else 0  # a resumed run shows where it begins
         seen[ctx.worker_index] = [start, k.train(model, optimizer, "eager", range(steps))]
 
     options: dict[str, Any] = {"ps": ps, "workers": 2, "lane": lane, "buffers": buffers, "run_dir": str(tmp_path)}

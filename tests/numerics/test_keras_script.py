@@ -16,6 +16,7 @@ import paceline
 from paceline.cluster.spec import Task
 from paceline.errors import NonFiniteGradient, PacelineError, TrainingFailed, UsageError
 from paceline.worker.context import Context
+from paceline.worker.session import WorkerSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 A_STEP = 1e-6
@@ -197,7 +198,8 @@ def test_an_error_of_tensorflow_is_not_replaced_by_an_older_one_of_ours(k: Any) 
 def test_an_evaluator_does_not_train(k: Any) -> None:
     def work(ctx: Any) -> None:
         ctx.prepare(k.model_of(), k.keras.optimizers.SGD(0.1))
-        other = Context(msgspec.structs.replace(ctx.assignment, task=Task("evaluator", 0)), lambda line: None)
+        evaluator = msgspec.structs.replace(ctx._session.assignment, task=Task("evaluator", 0))
+        other = Context(WorkerSession(evaluator, lambda line: None))
         model, optimizer = other.prepare(k.model_of(5), k.keras.optimizers.SGD(0.1))
         trained = k.model_of().trainable_weights
         assert k.apart(model.trainable_weights, trained) == 0

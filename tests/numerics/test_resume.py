@@ -62,7 +62,7 @@ def training(ended: dict[str, Any], schedule: Schedule, stop_at: int | None = No
             optimizer.step()
             scheduler.step()
             if ctx.global_step == stop_at:
-                until_saved(Path(ctx.assignment.settings.run_dir))
+                until_saved(Path(ctx._session.assignment.settings.run_dir))
                 raise Stopped
         ended.update(model=weights(model), slots=optimizer.state_dict(), scheduler=scheduler.state_dict())
         ended["drawn"] = torch.rand(3)

@@ -151,7 +151,7 @@ def from_global_step(ctx: Any, loader: Any, script: Script) -> None:
 
 
 def from_where_it_says(ctx: Any, loader: Any, script: Script) -> None:
-    done = int(getattr(ctx.resumed_from, "name", "step-0").removeprefix("step-"))
+    done = int(getattr(ctx._session.resumed_from, "name", "step-0").removeprefix("step-"))
     batches = stream(loader, script)
     for _ in range(done, 12):
         script.step(next(batches))

@@ -228,11 +228,11 @@ def test_an_overflow_is_discarded_everywhere_and_named(mode: str, lane: str) -> 
         model[2].bias.grad[-1] = 1e5  # finite, but not in float16
         optimizer.step()
         assert_same(before, weights(model), "after the overflow")
-        versions.append([link.version for link in job.ctx._trainee.client.links])
+        versions.append([link.version for link in job.ctx._session.trainee.client.links])
         gradients(model, batch(0, 0))
         optimizer.step()
         assert not torch.equal(before["0.weight"], weights(model)["0.weight"])
-        versions.append([link.version for link in job.ctx._trainee.client.links])
+        versions.append([link.version for link in job.ctx._session.trainee.client.links])
         return {}
 
     with pytest.warns(
@@ -293,7 +293,7 @@ def test_large_but_finite_is_finite(lane: str) -> None:
     def recipe(job: Job) -> Returned:
         model = model_of()
         model, optimizer = job.prepare(model, SGD(model.parameters(), lr=1e-4))
-        value = 3e38 if job.ctx._require_cluster().settings.wire == "bfloat16" else 6e4
+        value = 3e38 if job.ctx._session.require_cluster().settings.wire == "bfloat16" else 6e4
         give(model, [torch.full_like(p, value) for p in model.parameters()])
         optimizer.step()
         assert job.ctx.global_step == 1
@@ -337,9 +337,9 @@ def test_tasks_of_different_wires_do_not_train_together() -> None:
     """A ps that reads other bytes than a worker writes would train on noise."""
 
     def recipe(job: Job) -> Returned:
-        assignment = job.ctx._assignment
+        assignment = job.ctx._session.assignment
         settings = msgspec.structs.replace(assignment.settings, wire="float32")
-        job.ctx._assignment = msgspec.structs.replace(assignment, settings=settings)
+        job.ctx._session.assignment = msgspec.structs.replace(assignment, settings=settings)
         model = model_of()
         job.prepare(model, sgd(model))
         return {}

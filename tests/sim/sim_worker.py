@@ -1,4 +1,4 @@
-"""WHAT would a worker do? worker/client.py and worker/context.py, message for message, as a generator.
+"""WHAT would a worker do? worker/client.py and worker/session.py, message for message, as a generator.
 
 The numbers in comments are those of worker/client.py. How it waits and connects again: sim_task.py.
 """

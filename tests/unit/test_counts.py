@@ -11,12 +11,13 @@ from torch import nn
 import paceline
 from paceline.errors import TrainingFailed, UsageError
 from paceline.worker.context import Context
+from paceline.worker.session import WorkerSession
 
 WRONG = ["x", None, 2.5, math.inf, math.nan, -1, [3], 10**30]
 
 
 def alone() -> Context:
-    return Context(None, lambda line: None)
+    return Context(WorkerSession(None, lambda line: None))
 
 
 @pytest.mark.parametrize("given", [600 / 100, 6, np.int64(6), np.float32(6), torch.tensor(6)])

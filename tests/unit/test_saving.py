@@ -20,10 +20,10 @@ from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag, Outcome
 from paceline.worker import saver as saver_module
-from paceline.worker.context import Context
 from paceline.worker.identity import Identity
 from paceline.worker.saver import Saver
 from paceline.worker.saving import CopyGone
+from paceline.worker.session import WorkerSession
 
 LAYOUT = Layout((TensorSpec("weight", (20, 8), (8, 1), "float32", 0),))
 WHERE = m.Position(0)
@@ -336,11 +336,11 @@ class Fails:
 @pytest.mark.parametrize("error", [WaitTimeout("gave up"), ConnectionLost("went"), Refused("no"), OSError("full")])
 def test_what_cannot_be_saved_is_told_and_training_goes_on(error: Exception) -> None:
     said: list[str] = []
-    context = Context(None, said.append)
-    context._trainee = type("TrainingStep", (), {"client": type("Client", (), {"incarnation": 1})})()
-    context._saver = Fails(error)  # type: ignore[assignment]
+    session = WorkerSession(None, said.append)
+    session.trainee = type("TrainingStep", (), {"client": type("Client", (), {"incarnation": 1})})()  # type: ignore[assignment]
+    session.saver = Fails(error)  # type: ignore[assignment]
     try:
-        assert context._save(WHERE) is None
+        assert session.save(WHERE) is None
     except PacelineError as escaped:
         pytest.fail(f"it ends the chief: {escaped}")
     assert said == [f"paceline: no checkpoint was written: {error}"]

@@ -1,4 +1,4 @@
-"""WHAT is this process, once it knows its task? A ps that serves, a worker with its context, or nobody's: plain.
+"""Make of this process what its task says: a ps that serves, a worker with its session, or nothing without a cluster.
 
 Called by paceline.init in a script, by launchers/entry and by launchers/threads; the only place that knows both sides.
 """
@@ -29,23 +29,24 @@ from paceline.telemetry.paths import ByHand, RunPaths
 from paceline.transport import held
 from paceline.transport.base import split
 from paceline.worker import hangup
-from paceline.worker.context import Context, flush_line
+from paceline.worker.context import Context
 from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.worker.script import script_line
+from paceline.worker.session import WorkerSession
 
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 JOINED = "run folder"  # how a worker found its run that joins one
 
 _here = threading.local()  # launchers/threads puts a thread's own assignment here
-_contexts: list[Context] = []
+_sessions: list[WorkerSession] = []
 
 
 @contextmanager
-def in_this_thread(assignment: Assignment) -> Iterator[list[Context]]:
-    """Let paceline.init() in this thread find this assignment; the contexts it makes are in the list."""
-    _here.assignment, _here.contexts = assignment, []
+def in_this_thread(assignment: Assignment) -> Iterator[list[WorkerSession]]:
+    """Let paceline.init() in this thread find this assignment; the sessions it starts are in the list."""
+    _here.assignment, _here.sessions = assignment, []
     try:
-        yield _here.contexts
+        yield _here.sessions
     finally:
         _here.assignment = None
 
@@ -60,40 +61,47 @@ def init(
     >>> init().num_workers
     1
     """
+    return Context(start_session(cluster, flags, mode))
+
+
+def start_session(
+    cluster: ClusterSpec | Mapping[str, Addresses] | None = None, flags: bool = False, mode: str | None = None
+) -> WorkerSession:
+    """Find this process's task and start its session; see init."""
     given = getattr(_here, "assignment", None)
     if given is None:
         let_errors_set_the_exit_code()
     argv = sys.argv[1:] if mode is None else [f"--mode={mode}", *sys.argv[1:]]  # the last one counts
     assignment: Assignment | None = given or discover(cluster=cluster, flags=flags, argv=argv)
     if assignment is None:
-        return Context(None, flush_line)
+        return WorkerSession(None, flush_line)
     if given is None:
         keep_printing(is_task=True)
         hangup.as_interrupt()
         assignment = _by_hand(assignment)
         _heed_threads()
-    for context in _contexts if given is None else _here.contexts:
-        if context.assignment is not None and context.assignment.task == assignment.task:
-            context.check_owner("paceline.init()")
+    for session in _sessions if given is None else _here.sessions:
+        if session.assignment is not None and session.assignment.task == assignment.task:
+            session.check_owner("paceline.init()")
     if assignment.task.job == "ps":
         serve_ps(assignment)
         sys.exit(0)
     if given is not None:
-        context = Context(assignment, _quiet)
-        _here.contexts.append(context)
-        return context
+        session = WorkerSession(assignment, _quiet)
+        _here.sessions.append(session)
+        return session
     announce(assignment)
     if mode not in (None, assignment.settings.mode):
         flush_line(
             f"This script's own mode is {mode}, but the cluster was started with mode {assignment.settings.mode}"
         )
     _reserve(assignment)
-    context = Context(assignment, flush_line)
+    session = WorkerSession(assignment, flush_line)
     if "torch" in sys.modules:
-        context.pin()  # from here on plain "cuda" means this worker's own card
-    _contexts.append(context)
+        session.pin()  # from here on plain "cuda" means this worker's own card
+    _sessions.append(session)
     atexit.register(_close_at_exit)
-    return context
+    return session
 
 
 def _by_hand(assignment: Assignment) -> Assignment:
@@ -168,13 +176,13 @@ def finish(is_ok: bool, is_interrupted: bool = False) -> None:
     servers = sys.modules.get("paceline.ingraph.server")
     if servers is not None:
         servers.finish(is_ok)
-    while _contexts:
-        _contexts.pop().close(is_ok, is_interrupted)
+    while _sessions:
+        _sessions.pop().close(is_ok, is_interrupted)
 
 
 def give_up() -> None:
     """After Ctrl+C: whoever pressed it at a task started by hand does not start it again, so the ps need not wait."""
-    given_up = [context.assignment for context in _contexts if context.owner.is_here]
+    given_up = [session.assignment for session in _sessions if session.owner.is_here]
     finish(is_ok=False, is_interrupted=True)
     for each in given_up:
         if each is not None and each.source != "launcher" and each.task in each.cluster.workers:
@@ -190,8 +198,13 @@ def _close_at_exit() -> None:
         finish(error is None)
 
 
+def flush_line(text: str) -> None:
+    """Print a line so that it is in the log at once, even when the log is a file."""
+    print(text, flush=True)
+
+
 def _quiet(line: str) -> None:
-    """Threads of one process share its output, so their lines go nowhere."""
+    """Print nothing: threads of one process share its output."""
 
 
 def _reserve(assignment: Assignment) -> None:

@@ -90,24 +90,23 @@ class _Cluster:
             self._errors[assignment.task] = error
 
     def _work(self, assignment: Assignment) -> None:
-        context, owner = None, forks.Owner()
+        owner = forks.Owner()
         try:
-            with tasks.in_this_thread(assignment) as contexts:
+            with tasks.in_this_thread(assignment) as sessions:
                 if inspect.signature(self._fn).parameters:
-                    context = tasks.init()
-                    self._fn(context)
+                    self._fn(tasks.init())
                 else:
                     self._fn()
                 if not owner.is_here:
                     _end_child(SystemExit())
-                for each in contexts:
+                for each in sessions:
                     each.close()
         except BaseException as error:
             if not owner.is_here:
                 _end_child(error)
             self._errors[assignment.task] = error
-            has_joined = any(each.is_prepared for each in contexts)
-            for each in contexts:
+            has_joined = any(each.trainee is not None for each in sessions)
+            for each in sessions:
                 each.close(is_ok=False)
             try_s = 0.0 if has_joined else TRY_S  # a ps that it has joined, and that is not there, has ended
             tell_lost(self._cluster, self._secret, assignment.task, assignment.incarnation, self._settings.lane, try_s)

@@ -1,4 +1,4 @@
-"""WHO is this worker, and where is its cluster? One frozen value, made by worker/context from flags and addresses.
+"""WHO is this worker, and where is its cluster? One frozen value, made by worker/session from flags and addresses.
 
 Read by worker/client, entrance, evaluator and saver. Printing it leaves the secret out.
 """

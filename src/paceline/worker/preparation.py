@@ -14,24 +14,25 @@ from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker.client import Client
+from paceline.worker.ending import end_for_good
 from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import Restored
 from paceline.worker.training_step import TrainingStep
 
 if TYPE_CHECKING:
-    from paceline.worker.context import Context
+    from paceline.worker.session import WorkerSession
 
 MAX_SEED = 1 << 31  # of the data's order
 
 
-def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Any) -> Any:
+def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Any) -> Any:
     """Bind what was given; see Context.prepare."""
     if any(is_of_keras(type(each)) for each in objects):
-        return keras_module("preparation").prepare(ctx, objects, shard, names)
+        return keras_module("preparation").prepare(session, objects, shard, names)
     if names is not None:
         raise UsageError("names= is for Keras models: it says what their weights are called in a torch model")
-    return torch_module("preparation").prepare(ctx, objects, shard)
+    return torch_module("preparation").prepare(session, objects, shard)
 
 
 class Own(Protocol):
@@ -62,10 +63,10 @@ class Binding(Protocol):
         ...
 
 
-def check_pair(ctx: "Context", has_model: bool, has_optimizer: bool) -> None:
+def check_pair(session: "WorkerSession", has_model: bool, has_optimizer: bool) -> None:
     """Refuse what is no pair; in a worker of a cluster."""
     if has_model:
-        if ctx.is_prepared:
+        if session.trainee is not None:
             raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
         if not has_optimizer:
             raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
@@ -73,19 +74,19 @@ def check_pair(ctx: "Context", has_model: bool, has_optimizer: bool) -> None:
         raise UsageError("prepare(optimizer) needs the model in the same call: prepare(model, optimizer, loader)")
 
 
-def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
+def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
     """The model is bound to the arena (1). 2. join and wait for the others; 3. take the chief's values; 4. convert the
     optimizer; 5. go on where this worker, or its predecessor, was. The seed of the data's order comes back."""
     trainee = binding.trainee
-    trainee.clock = ctx.clock
-    client = trainee.connect(ctx.identity(), ctx.say)
-    ctx.stand_by(trainee)
-    first = FirstValues(ctx, trainee, binding.seed, binding.send_memory)
+    trainee.clock = session.clock
+    client = trainee.connect(session.identity(), session.say)
+    session.stand_by(trainee)
+    first = FirstValues(session, trainee, binding.seed, binding.send_memory)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
     except ClosedAlready as closed:
         client.close()
-        ctx.end_for_good(trainee, closed)
+        end_for_good(session, trainee, closed)
     except BaseException:
         client.close()  # a worker that was refused has no context yet that would
         raise
@@ -96,29 +97,29 @@ def join(ctx: "Context", binding: Binding, batch_size: int) -> int:
         _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.MAX_UNSAVED_BLOCK)
         if block:
             trainee.take_unsaved(block)
-    trainee.is_alone = ctx.num_workers == 1 and not ctx.is_elastic
+    trainee.is_alone = session.num_workers == 1 and not session.is_elastic
     trainee.goes_on = started.global_step > 0
-    trainee.joined(lambda: _loaded(ctx, trainee))
+    trainee.joined(lambda: _loaded(session, trainee))
     trainee.carried_at_start = trainee.carried_block() if trainee.goes_on else b""
     binding.convert()  # 4
-    ctx.seed, ctx.started_at = started.seed, started.global_step
-    ctx.say(_start_line(ctx, client, batch_size))
-    if ctx.is_chief and not trainee.is_alone and (line := _statistics_line(ctx, trainee)):
-        ctx.say(line)
+    session.seed, session.started_at = started.seed, started.global_step
+    session.say(_start_line(session, client, batch_size))
+    if session.is_chief and not trainee.is_alone and (line := _statistics_line(session, trainee)):
+        session.say(line)
     if started.position is not None:  # 5
         binding.own.load(started.position)
         trainee.steps, trainee.samples_pushed = started.position.steps, started.position.samples
-        ctx.progress.resume(started.position)
-    ctx.is_again = started.is_again or is_started_again(ctx)
-    ctx.begin(trainee, batch_size)
+        session.progress.resume(started.position)
+    session.is_again = started.is_again or is_started_again(session)
+    session.begin(trainee, batch_size)
     if started.saves_next:
-        ctx.announced(started.global_step + 1, writes=ctx.is_chief)
+        session.announced(started.global_step + 1, writes=session.is_chief)
     return started.seed
 
 
-def is_started_again(ctx: "Context") -> bool:
+def is_started_again(session: "WorkerSession") -> bool:
     """Tell whether the launcher has started this task before in this run; of tasks by hand only a ps knows."""
-    made = ctx.assignment
+    made = session.assignment
     return made is not None and made.source == "launcher" and made.incarnation >= first_incarnation(2)
 
 
@@ -126,9 +127,13 @@ class FirstValues:
     """What the chief initialises the ps with: its model, or with --resume a checkpoint."""
 
     def __init__(
-        self, ctx: "Context", trainee: TrainingStep, seed: Callable[[], int], what_it_remembers: Callable[[], None]
+        self,
+        session: "WorkerSession",
+        trainee: TrainingStep,
+        seed: Callable[[], int],
+        what_it_remembers: Callable[[], None],
     ) -> None:
-        self._ctx = ctx
+        self._session = session
         self._trainee = trainee
         self._seed = seed
         self._what_it_remembers = what_it_remembers
@@ -143,39 +148,41 @@ class FirstValues:
             self._is_looked_for = True
             self._look()
         if self._restored is not None:
-            return self._restored.init(index, self._ctx.num_workers)
+            return self._restored.init(index, self._session.num_workers)
         return m.Init(seed=self._seed() % MAX_SEED)  # a script that seeds its framework sees the same order again
 
     def _look(self) -> None:
-        ctx, trainee = self._ctx, self._trainee
-        assert ctx.assignment is not None
-        settings = ctx.assignment.settings
+        session, trainee = self._session, self._trainee
+        assert session.assignment is not None
+        settings = session.assignment.settings
         loaded = self._loaded()
         if loaded is None:
             return
         self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, trainee.is_local)
         restored.lay_out(trainee.arena.memory)
         trainee.take_carried(bytearray(restored.carried_block()))
-        ctx.resumed_from = loaded.path
+        session.resumed_from = loaded.path
         state = loaded.state
-        ctx.say(f"Resuming from {loaded.path}: global step {state.global_step}, written in mode {state.mode}")
+        session.say(f"Resuming from {loaded.path}: global step {state.global_step}, written in mode {state.mode}")
         if state.mode != settings.mode_spec:
-            ctx.say(f"This start's flags say mode {settings.mode_spec}: that holds, not the checkpoint's {state.mode}")
+            session.say(
+                f"This start's flags say mode {settings.mode_spec}: that holds, not the checkpoint's {state.mode}"
+            )
         if not restored.has_slots:
-            ctx.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
+            session.say("The checkpoint's optimizer state is of another mode's optimizer, so it starts anew")
 
     def _loaded(self) -> Loaded | None:
         """Load what `--resume` names, or the newest checkpoint of the run if this chief was started again."""
-        ctx = self._ctx
-        assert ctx.assignment is not None
-        settings = ctx.assignment.settings
+        session = self._session
+        assert session.assignment is not None
+        settings = session.assignment.settings
         folder = RunPaths(settings.run_dir).checkpoints if settings.run_dir is not None else None
-        is_again = is_started_again(ctx)
-        loaded = requested(AUTO, folder, ctx.say) if is_again and folder is not None else None
+        is_again = is_started_again(session)
+        loaded = requested(AUTO, folder, session.say) if is_again and folder is not None else None
         if loaded is None:
-            loaded = requested(settings.resume, folder, ctx.say)
+            loaded = requested(settings.resume, folder, session.say)
         if loaded is None and (is_again or settings.resume != NONE):
-            ctx.say(f"Nothing to resume in {folder}: training starts at step 0")
+            session.say(f"Nothing to resume in {folder}: training starts at step 0")
         return loaded
 
     def send_rest(self) -> None:
@@ -187,23 +194,23 @@ class FirstValues:
         else:
             links = self._trainee.client.links
             self._restored.send_rest(links)
-            self._restored.send_buffers(links[0], self._ctx.num_workers)
+            self._restored.send_buffers(links[0], self._session.num_workers)
 
 
-def _start_line(ctx: "Context", client: Client, batch_size: int) -> str:
+def _start_line(session: "WorkerSession", client: Client, batch_size: int) -> str:
     lanes = ", ".join(sorted({link.channel.lane for link in client.links}))
     batch = f"batch {batch_size} a worker" if batch_size else "batches of your own"
-    if batch_size and not ctx.is_elastic:
-        batch += f", {batch_size * ctx.num_workers} together"
-    return f"Worker {ctx.worker_index} of {ctx.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
+    if batch_size and not session.is_elastic:
+        batch += f", {batch_size * session.num_workers} together"
+    return f"Worker {session.worker_index} of {session.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
 
 
-def _statistics_line(ctx: "Context", trainee: TrainingStep) -> str:
+def _statistics_line(session: "WorkerSession", trainee: TrainingStep) -> str:
     names = [spec.name for spec in trainee.layout.own if spec.buffer == "statistic"]
     if not names:
         return ""
-    assert ctx.assignment is not None
-    is_mean = ctx.assignment.settings.buffers == "mean"
+    assert session.assignment is not None
+    is_mean = session.assignment.settings.buffers == "mean"
     held = "their mean, weighted by samples (--buffers chief: the chief's)"
     return (
         f"paceline: each worker keeps running statistics of its own ({names[0]}, {len(names)} in all); checkpoints "
@@ -211,14 +218,14 @@ def _statistics_line(ctx: "Context", trainee: TrainingStep) -> str:
     )
 
 
-def _loaded(ctx: "Context", trainee: TrainingStep) -> None:
+def _loaded(session: "WorkerSession", trainee: TrainingStep) -> None:
     """Send the values that the script has loaded into the model to the ps, if they are the cluster's. A forked child
     loads into its own copy."""
     if not trainee.owner.is_here:
         return
-    if ctx.takes(trainee.loading):
+    if session.takes(trainee.loading):
         trainee.assign_parameters()
-    elif ctx.started_at and not ctx.is_assigning:
+    elif session.started_at and not session.is_assigning:
         trainee.take_newest()
     else:
         trainee.forget_steps()

@@ -1,6 +1,6 @@
 """Refuse a training loop that counts from 0 again where the run goes on, or end it in time.
 
-Made by worker/context for the prepared worker, called by worker/position. After `--resume` such a loop is refused. In a
+Made by worker/session for the prepared worker, called by worker/position. After `--resume` such a loop is refused. In a
 worker that was started again in a run it goes on, and ends when the others have ended and it has done as much as they.
 """
 

@@ -1,6 +1,6 @@
 """WHAT does a worker tell about itself? Its printed lines, a record a second, its metrics, and its report at the end.
 
-Used by worker/context, one a task. Must never wait: what cannot be written is dropped and counted (telemetry/sink).
+Used by worker/session, one a task. Must never wait: what cannot be written is dropped and counted (telemetry/sink).
 """
 
 import threading

@@ -1,6 +1,6 @@
 """HOW is a checkpoint written without stopping the training? A thread of one worker fetches the copies and writes them.
 
-Started by worker/context when ps:0 says that this worker writes; also called by it at the end and by ctx.save, and
+Started by worker/session when ps:0 says that this worker writes; also called by it at the end and by ctx.save, and
 then waited for. It has connections of its own, so that the thread that trains never waits for it. A checkpoint that
 cannot be written is said and left out: training goes on, and the one before it stays.
 

@@ -53,7 +53,7 @@ class Fate:
         self._ctx = ctx
         self._model = model
         worker, point, step = args.die.split(":") if args.die else ("", "", "0")
-        is_me = worker == str(ctx.worker_index) and ctx.assignment.incarnation == 1
+        is_me = worker == str(ctx.worker_index) and ctx._session.assignment.incarnation == 1
         self._point, self._step = (point, int(step)) if is_me else ("", 0)
         self._pid_file = Path(ctx.run_dir, f"victim-{worker}") if args.die else None
         self._is_other = worker != str(ctx.worker_index)
@@ -64,7 +64,7 @@ class Fate:
 
     def begins(self, step: int) -> None:
         """Parameters are read; the forward pass is next."""
-        client = self._ctx._trainee.client
+        client = self._ctx._session.trainee.client
         if self._args.stop == f"{self._ctx.worker_index}:{step}":
             os.kill(os.getpid(), signal.SIGSTOP)
         if self._args.stand == f"{self._ctx.worker_index}:{step}":
@@ -129,7 +129,7 @@ def main() -> None:
     first = 2  # each start makes all its steps; counted from 0 or 1 on, one that is started again ends with the others
     for number in range(first, first + args.steps):
         step = number - 1
-        ctx._trainee.settle()
+        ctx._session.trainee.settle()
         fate.begins(step)
         optimizer.zero_grad()
         model().backward()

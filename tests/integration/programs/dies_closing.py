@@ -14,11 +14,13 @@ import count
 
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
-from paceline.worker.context import Context
+from paceline.worker import ending
 from paceline.worker.link import Link
+from paceline.worker.session import WorkerSession
+from paceline.worker.training_step import TrainingStep
 
 WHERE, MARK = sys.argv[sys.argv.index("--dies") + 1], Path("has_died")
-leave, ask = Context._leave, Link.ask
+leave, ask = ending.leave, Link.ask
 last: list[bool] = []
 
 
@@ -37,11 +39,11 @@ def asking(link: Link, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Rep
     return reply
 
 
-def leaving(ctx: Context) -> None:
-    leave(ctx)
+def leaving(session: WorkerSession, trainee: TrainingStep) -> None:
+    leave(session, trainee)
     if last:
         die()
 
 
-Context._leave, Link.ask = leaving, asking  # type: ignore[method-assign]
+ending.leave, Link.ask = leaving, asking  # type: ignore[method-assign]
 count.main()

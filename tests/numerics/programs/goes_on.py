@@ -38,7 +38,7 @@ killed = args.out / "killed"
 def die(steps: int) -> None:
     if ctx.worker_index == 1 and steps == args.kill_at and not killed.exists():
         killed.touch()
-        time.sleep(4 * ctx.assignment.settings.lease_s / 5)  # beats that say where this step began
+        time.sleep(4 * ctx._session.assignment.settings.lease_s / 5)  # beats that say where this step began
         os.kill(os.getpid(), signal.SIGKILL)
 
 

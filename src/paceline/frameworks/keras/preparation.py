@@ -21,38 +21,38 @@ from paceline.worker.evaluator import Evaluator
 from paceline.worker.preparation import check_pair, join
 
 if TYPE_CHECKING:
-    from paceline.worker.context import Context
+    from paceline.worker.session import WorkerSession
 
 BACKENDS = ("tensorflow", "torch")
 
 
-def prepare(ctx: "Context", objects: Sequence[Any], shard: bool, names: Names | None) -> Any:
+def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Names | None) -> Any:
     """Bind what was given; worker/preparation's for Keras."""
     models = [o for o in objects if isinstance(o, keras.Model)]
     optimizers = [o for o in objects if isinstance(o, keras.optimizers.Optimizer)]
     datasets = [o for o in objects if IS_TENSORFLOW and isinstance(o, tf.data.Dataset)]
     _check(objects, models, optimizers, datasets)
-    if ctx.assignment is None:
+    if session.assignment is None:
         for model in models:
             bind(model.trainable_weights, is_kept=False)
         if optimizers:
-            ctx.count_alone(lambda: int(optimizers[0].iterations.numpy()))
+            session.count_alone(lambda: int(optimizers[0].iterations.numpy()))
         return objects[0] if len(objects) == 1 else tuple(objects)
-    if ctx.job == "evaluator":
+    if session.job == "evaluator":
         for model in models:
             _, weights = describe(model, None, names)
-            evaluator = Evaluator({n: _taking(w) for n, w in weights.items()}, ctx.identity(), ctx.say)
-            ctx.follow(evaluator)
+            evaluator = Evaluator({n: _taking(w) for n, w in weights.items()}, session.identity(), session.say)
+            session.follow(evaluator)
             for optimizer in optimizers:
                 change(optimizer, {"apply": evaluator.refuse_step})
         return objects[0] if len(objects) == 1 else tuple(objects)
-    check_pair(ctx, bool(models), bool(optimizers))
+    check_pair(session, bool(models), bool(optimizers))
     if models:
-        binding = _Binding(ctx, models[0], optimizers[0], names)
-        ctx.progress.own = binding.own
-        join(ctx, binding, sum(batch_size_of(x) for x in datasets[:1]))
-    data = ctx.assignment.settings.data if shard else "full"
-    shared = {id(each): share(each, *ctx.place(), data, ctx.say) for each in datasets}
+        binding = _Binding(session, models[0], optimizers[0], names)
+        session.progress.own = binding.own
+        join(session, binding, sum(batch_size_of(x) for x in datasets[:1]))
+    data = session.assignment.settings.data if shard else "full"
+    shared = {id(each): share(each, *session.place(), data, session.say) for each in datasets}
     result = [shared.get(id(each), each) for each in objects]
     return result[0] if len(result) == 1 else tuple(result)
 
@@ -82,10 +82,10 @@ def _taking(weight: Weight) -> Callable[[Any], None]:
 class _Binding:
     """One model and its optimizer around joining (worker/preparation)."""
 
-    def __init__(self, ctx: "Context", model: Any, optimizer: Any, names: Names | None) -> None:
-        assert ctx.assignment is not None
-        settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
-        self._ctx = ctx
+    def __init__(self, session: "WorkerSession", model: Any, optimizer: Any, names: Names | None) -> None:
+        assert session.assignment is not None
+        settings, num_ps = session.assignment.settings, len(session.assignment.cluster.ps)
+        self._session = session
         self._model = model
         self.own = KerasOwn(model, optimizer)
         check_compiled(model, optimizer)
@@ -106,17 +106,17 @@ class _Binding:
         trainee = self.trainee
         is_trained = int(trainee.optimizer.iterations.numpy()) > 0
         if is_trained and not trainee.is_local and not trainee.send_memory():
-            self._ctx.say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
+            self._session.say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
 
     def convert(self) -> None:
         trainee = self.trainee
-        trainee.after_step = self._ctx.stepped
+        trainee.after_step = self._session.stepped
         self.own.on_load = trainee.forget_count
         bind([weight.variable for weight in trainee.trained], is_kept=not trainee.is_local)
         if isinstance(trainee, LocalKerasTrainee):
             trainee.follow()
         else:
             convert_optimizer(trainee.optimizer, trainee)
-        convert_model(self._model, trainee, self._ctx.clock.epoch, self._ctx.progress)
+        convert_model(self._model, trainee, self._session.clock.epoch, self._session.progress)
         for kept in ("train_function", "test_function", "predict_function"):
             setattr(self._model, kept, None)  # graphs from before would train beside the ps

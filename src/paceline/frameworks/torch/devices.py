@@ -1,6 +1,6 @@
 """WHERE is a device of this process, in torch's words? `/gpu:1` → `cuda:1`, or the CPU where there is none.
 
-Called by worker/context for the worker's own device, by towers, placed modules and ops for theirs. Nothing here starts
+Called by worker/session for the worker's own device, by towers, placed modules and ops for theirs. Nothing here starts
 CUDA by itself: what must hold on a card (which one is current, how much of its memory) is told to torch for later.
 Must never run in the nursery or the launcher: whoever has asked the driver cannot fork tasks that use it.
 """

@@ -24,30 +24,30 @@ from paceline.worker.preparation import check_pair, join
 from paceline.worker.script import script_line
 
 if TYPE_CHECKING:
-    from paceline.worker.context import Context
+    from paceline.worker.session import WorkerSession
 
 
-def prepare(ctx: "Context", objects: Sequence[Any], shard: bool) -> Any:
+def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool) -> Any:
     """Bind what was given; worker/preparation's for torch."""
     models = [o for o in objects if isinstance(o, nn.Module)]
     optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
     loaders = [o for o in objects if isinstance(o, DataLoader)]
     schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
     _check(objects, models, optimizers, loaders, schedulers)
-    if ctx.assignment is None:
-        _prepare_alone(ctx, models, optimizers, loaders)
+    if session.assignment is None:
+        _prepare_alone(session, models, optimizers, loaders)
         return objects[0] if len(objects) == 1 else tuple(objects)
-    if ctx.job == "evaluator":
-        _prepare_evaluator(ctx, models, optimizers)
+    if session.job == "evaluator":
+        _prepare_evaluator(session, models, optimizers)
         return objects[0] if len(objects) == 1 else tuple(objects)
-    check_pair(ctx, bool(models), bool(optimizers))
-    seed = ctx.seed
+    check_pair(session, bool(models), bool(optimizers))
+    seed = session.seed
     if models:
-        ctx.progress.own = own = TorchOwn(optimizers[0], schedulers, ctx.say)
-        binding = _Binding(ctx, models[0], optimizers[0], own)
-        seed = join(ctx, binding, sum(batch_size_of(x) for x in loaders[:1]))
-    trains = loaders[0] if loaders and (models or ctx.training_loader is None) else None
-    result = [_loader(ctx, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
+        session.progress.own = own = TorchOwn(optimizers[0], schedulers, session.say)
+        binding = _Binding(session, models[0], optimizers[0], own)
+        seed = join(session, binding, sum(batch_size_of(x) for x in loaders[:1]))
+    trains = loaders[0] if loaders and (models or session.training_loader is None) else None
+    result = [_loader(session, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
     return result[0] if len(result) == 1 else tuple(result)
 
 
@@ -72,23 +72,26 @@ def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
 
 
 def _prepare_alone(
-    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], loaders: Sequence[Any]
+    session: "WorkerSession",
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    loaders: Sequence[Any],
 ) -> None:
     for optimizer in optimizers:
         bind(optimizer, models[0] if models else None)
         hold_after_steps(optimizer)
-        optimizer.register_step_post_hook(lambda *_: ctx.count_solo_step())
+        optimizer.register_step_post_hook(lambda *_: session.count_solo_step())
     for loader in loaders:
-        note_epochs(loader, ctx.clock)
+        note_epochs(loader, session.clock)
 
 
 def _prepare_evaluator(
-    ctx: "Context", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    session: "WorkerSession", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     for model in models:
         names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
-        evaluator = Evaluator({name: _taking(model, name) for name in names}, ctx.identity(), ctx.say)
-        ctx.follow(evaluator)
+        evaluator = Evaluator({name: _taking(model, name) for name in names}, session.identity(), session.say)
+        session.follow(evaluator)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(evaluator.refuse_step)
 
@@ -107,13 +110,15 @@ def _taking(model: nn.Module, name: str) -> Callable[[Any], None]:
 class _Binding:
     """One model and its optimizer around joining (worker/preparation)."""
 
-    def __init__(self, ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer, own: TorchOwn) -> None:
-        self._ctx = ctx
+    def __init__(
+        self, session: "WorkerSession", model: nn.Module, optimizer: torch.optim.Optimizer, own: TorchOwn
+    ) -> None:
+        self._session = session
         self._optimizer = optimizer
         self.own = own
         bind(optimizer, model)
-        self.trainee = _trainee(ctx, model, optimizer)
-        self._remote = _Remote(ctx, self.trainee)
+        self.trainee = _trainee(session, model, optimizer)
+        self._remote = _Remote(session, self.trainee)
 
     def seed(self) -> int:
         return torch.initial_seed()
@@ -124,44 +129,44 @@ class _Binding:
 
     def convert(self) -> None:
         if isinstance(self.trainee, LocalTrainee):
-            self.trainee.after_step = self._ctx.stepped
+            self.trainee.after_step = self._session.stepped
             self.trainee.follow()
         else:
             convert(self._optimizer, self._remote)
 
 
-def _trainee(ctx: "Context", model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchTrainee:
-    assert ctx.assignment is not None
-    settings, num_ps = ctx.assignment.settings, len(ctx.assignment.cluster.ps)
+def _trainee(session: "WorkerSession", model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchTrainee:
+    assert session.assignment is not None
+    settings, num_ps = session.assignment.settings, len(session.assignment.cluster.ps)
     if settings.mode == "local":
         outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
         return LocalTrainee(model, optimizer, num_ps, settings.placement, outer)
     return TorchTrainee(model, optimizer, num_ps, settings.placement)
 
 
-def _loader(ctx: "Context", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
-    assert ctx.assignment is not None
-    data = ctx.assignment.settings.data if shard else "full"
-    shared = share(loader, *ctx.place(), seed, data, ctx.say, ctx.place if ctx.is_elastic else None)
+def _loader(session: "WorkerSession", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
+    assert session.assignment is not None
+    data = session.assignment.settings.data if shard else "full"
+    shared = share(loader, *session.place(), seed, data, session.say, session.place if session.is_elastic else None)
     if not trains:
-        return note_epochs(shared, ctx.clock)
-    ctx.training_loader = shared
-    if isinstance(ctx.progress.own, TorchOwn):
-        ctx.progress.own.follow(shared)
-    has_weights = ctx.num_workers > 1 or ctx.is_elastic
-    return note_epochs(shared, ctx.clock, lambda: ctx.begin_pass(shared), ctx.progress, has_weights)
+        return note_epochs(shared, session.clock)
+    session.training_loader = shared
+    if isinstance(session.progress.own, TorchOwn):
+        session.progress.own.follow(shared)
+    has_weights = session.num_workers > 1 or session.is_elastic
+    return note_epochs(shared, session.clock, lambda: session.begin_pass(shared), session.progress, has_weights)
 
 
 class _Remote:
     """What the converted optimizer calls."""
 
-    def __init__(self, ctx: "Context", trainee: TorchTrainee) -> None:
-        self._ctx = ctx
+    def __init__(self, session: "WorkerSession", trainee: TorchTrainee) -> None:
+        self._session = session
         self._trainee = trainee
 
     def step(self) -> None:
         self._trainee.step()
-        self._ctx.stepped()
+        self._session.stepped()
 
     def before_zeroing(self) -> None:
         """Do nothing: gradients that are set to zero in place have been sent and counted."""
@@ -174,7 +179,7 @@ class _Remote:
     def load_state(self) -> None:
         """Send the state that the chief has loaded to the ps."""
         try:
-            if self._ctx.takes("optimizer.load_state_dict()"):
+            if self._session.takes("optimizer.load_state_dict()"):
                 self._trainee.send_state(self._trainee.state)
         finally:
             self._trainee.state.forget()

@@ -11,9 +11,9 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
-import paceline
 from paceline.errors import ProtocolError, WaitTimeout
 from paceline.lab.scripts.orders import Orders
+from paceline.launchers.task import start_session
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
@@ -108,12 +108,12 @@ def _fill(sock: socket.socket, memory: memoryview) -> bool:
 
 def through_ps(orders: Orders, size_bytes: int) -> None:
     """As the one worker of a cluster in sync mode, over whichever lane it was given."""
-    ctx = paceline.init()
+    session = start_session()
     layout = Layout((TensorSpec("load", (size_bytes // 4,), (1,), "float32", 0),))
     plan = place(layout, 1, "bytes")
     parameters = filled(plan.total_bytes)
     first = bytes(parameters)
-    client = Client(ctx.identity(), layout, plan, parameters, ctx.say)
+    client = Client(session.identity(), layout, plan, parameters, session.say)
     client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"", lambda: None)
     link = client.links[0]
     exchange = staging(link, filled(plan.total_bytes))

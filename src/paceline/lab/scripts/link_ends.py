@@ -20,11 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-import paceline
 from paceline.errors import ProtocolError, WaitTimeout
 from paceline.lab.measuring.hosts import OUTER
 from paceline.lab.scripts.carriers import Exchange, filled, repeat
 from paceline.lab.scripts.orders import Orders
+from paceline.launchers.task import start_session
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.transport import tls
@@ -174,11 +174,11 @@ def joined_gloo(args: argparse.Namespace, rank: int) -> tuple[ModuleType, Module
 
 def through_ps(orders: Orders, args: argparse.Namespace) -> None:
     """As a worker of a sync cluster, whose lane must be tcp: elsewhere nothing would cross the link."""
-    ctx = paceline.init()
+    session = start_session()
     layout = Layout((TensorSpec("load", (args.bytes // 4,), (1,), "float32", 0),))
     plan = place(layout, 1, "bytes")
     parameters = filled(plan.total_bytes)
-    client = Client(ctx.identity(), layout, plan, parameters, ctx.say)
+    client = Client(session.identity(), layout, plan, parameters, session.say)
     client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"", lambda: None)
     link = client.links[0]
     if link.channel.lane != "tcp":

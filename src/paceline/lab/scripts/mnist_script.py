@@ -99,9 +99,9 @@ def endless(loader: Any) -> Iterator[Any]:
 
 def folder_of(ctx: Any) -> Path:
     """The run folder; this script is nothing without one."""
-    if ctx.assignment is None or ctx.assignment.settings.run_dir is None:
+    if ctx.run_dir is None:
         raise SystemExit("start this script with paceline run: what it tells goes into the run folder")
-    return Path(ctx.assignment.settings.run_dir)
+    return Path(ctx.run_dir)
 
 
 def follow(step: Step, stop: Path, limit_s: float) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 
-import paceline
 from paceline.cluster.discovery import Assignment, encode_for_child
 from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task
@@ -32,6 +31,7 @@ from paceline.lab.scripts.pushes import Pushed, Pushes
 from paceline.launchers import closing
 from paceline.launchers.nursery import Forked, Nursery
 from paceline.launchers.ports import Reserved
+from paceline.launchers.task import start_session
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.telemetry.paths import RunPaths
@@ -142,12 +142,12 @@ def end(born: dict[Task, Forked]) -> None:
 
 def null_worker(args: argparse.Namespace) -> None:
     """2 and 3."""
-    ctx = paceline.init()
-    assert ctx.assignment is not None
+    session = start_session()
+    assert session.assignment is not None
     layout = Layout((TensorSpec("load", (args.bytes // 4,), (1,), "float32", 0),))
-    plan = place(layout, len(ctx.assignment.cluster.ps), "bytes")
+    plan = place(layout, len(session.assignment.cluster.ps), "bytes")
     parameters, gradient = filled(plan.total_bytes), memoryview(bytearray(plan.total_bytes))  # zeros change nothing
-    client = Client(ctx.identity(), layout, plan, parameters, ctx.say)
+    client = Client(session.identity(), layout, plan, parameters, session.say)
     client.join(OptimizerSpec("SGD", [{"lr": 0.001}]), lambda: b"", lambda: None)
     parts = [gradient[plan.base(index) : plan.base(index) + size] for index, size in enumerate(plan.shard_bytes)]
     for _ in range(UNTIMED):
@@ -159,7 +159,7 @@ def null_worker(args: argparse.Namespace) -> None:
     client.ask(Barrier(0))
     told = Pushed(took_us=[1e6 * each for each in took_s[-1000:]], count=len(took_s), passed_s=passed_s,
                   ready_at_s=ready_at_s)  # fmt: skip
-    (args.null / f"{ctx.worker_index:03}.json").write_bytes(msgspec.json.encode(told))
+    (args.null / f"{session.worker_index:03}.json").write_bytes(msgspec.json.encode(told))
     for link in client.links:
         link.ask(Close())
     client.close()

@@ -1,0 +1,115 @@
+"""End a worker: report and leave; the last worker to leave writes the final checkpoint. After Ctrl+C the chief saves.
+
+Called by worker/session when the script ends, and by worker/preparation when this worker had ended before.
+"""
+
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from paceline.errors import NotSaved, UsageError
+from paceline.telemetry.lines import FailedAt, failed_line
+from paceline.wire import messages as m
+from paceline.worker.link import ClosedAlready
+
+if TYPE_CHECKING:
+    from paceline.worker.session import WorkerSession
+    from paceline.worker.training_step import TrainingStep
+
+CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
+FAILED_CLOSE_S = 5.0  # and after an error
+INTERRUPTED_SAVE_S = 10.0  # how long Ctrl+C waits for the last one
+JUST_S = 5.0  # and how old one may be that needs no other
+
+
+def end(session: "WorkerSession", is_ok: bool, is_interrupted: bool) -> None:
+    """End what a worker that has joined has begun; after an error, say where it was, and let the ps see a death."""
+    trainee = session.trainee
+    if trainee is None:
+        return
+    if is_ok:
+        leave(session, trainee)
+    elif is_interrupted and session.is_chief and _saves(session):
+        _save_in_time(session, trainee)
+    elif not is_interrupted:
+        session.say(failed_line(_failed_at(session, trainee)))
+
+
+def leave(session: "WorkerSession", trainee: "TrainingStep") -> None:
+    """Send what is left and close; save the final model if all others have closed."""
+    refused = trainee.finish()
+    links = trainee.client.links
+    counts = [(link.channel.lane, link.counts()) for link in links]
+    report = session.reporter.end(session.worker_index, trainee, trainee.discarded, counts)
+    if session.is_chief:
+        trainee.send_carried()
+    trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first
+    saves = _saves(session)
+    session.send_position(session.here())
+    saved_at = -1
+    if session.is_chief and saves:  # the last worker saves at the end, but it may never get there
+        is_last = trainee.client.status().live == [session.worker_index]  # the others have said what they end with
+        if session.save(session.here()) is not None and is_last:
+            saved_at = links[0].version
+    reports = [link.ask(m.Close()) for link in links[1:]]
+    told = [r.report for r in reports if isinstance(r, m.Closed)]
+    closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
+    if isinstance(closed, m.Closed) and closed.is_last and saves:
+        trainee.client.pull()  # our end may have closed a round with the gradient of one that died
+        if links[0].version != saved_at and session.save(session.here(), is_final=True) is None:
+            version = links[0].version
+            raise NotSaved(f"the final model, of global step {version}, could not be saved: {session.not_saved}")
+    if refused is not None:
+        raise refused
+
+
+def end_for_good(session: "WorkerSession", trainee: "TrainingStep", closed: ClosedAlready) -> NoReturn:
+    """End a worker whose earlier start has closed, but was killed before it had ended: the last to close may still
+    have had to save. By hand, somebody has started a worker that is done."""
+    if session.require_cluster().source != "launcher":
+        raise closed
+    session.say(f"paceline: {closed}")
+    session.trainee = trainee
+    if closed.reply.is_last and _saves(session) and session.save(None, is_final=True) is None:
+        raise NotSaved(f"the final model could not be saved: {session.not_saved}")
+    session.trainee = None  # it has no connection to close
+    session.reporter.sink.event("done")
+    raise SystemExit(0)
+
+
+def _saves(session: "WorkerSession") -> bool:
+    return session.require_cluster().settings.save_every != "none" and session.paths is not None
+
+
+def _failed_at(session: "WorkerSession", trainee: "TrainingStep") -> FailedAt:
+    progress, steps = session.progress, int(trainee.steps)
+    batch = (progress.epoch, progress.passes, progress.batch) if progress.is_in_pass else None
+    return FailedAt(step=steps, step_of_start=steps - session.clock.earlier, batch=batch)
+
+
+def _save_in_time(session: "WorkerSession", trainee: "TrainingStep") -> None:
+    """Save what the ps have after Ctrl+C, if it takes no longer than somebody waits: all leave, and the ps soon after.
+    The training's connections stopped in the middle of anything; the saver has its own. A checkpoint that the launcher
+    has just had saved is better: in it everybody's place is known."""
+    is_launched = session.require_cluster().source == "launcher"
+    if is_launched and session.saver is not None and session.saver.has_just_saved(JUST_S, INTERRUPTED_SAVE_S):
+        return
+    session.say("Interrupted: saving before the end")
+    position, saver = session.here(), session.make_saver()
+    assert saver is not None
+    try:
+        saver.carried = trainee.carried_block()
+    except UsageError as refused:
+        session.say(f"paceline: buffers are saved as ps:0 has them: {refused}")
+    writing = threading.Thread(target=_try_save, args=(session, position), name="last save", daemon=True)
+    writing.start()
+    writing.join(INTERRUPTED_SAVE_S)
+    if writing.is_alive():
+        session.say(f"paceline: the checkpoint was not written within {INTERRUPTED_SAVE_S:g} s, so it is left out")
+
+
+def _try_save(session: "WorkerSession", position: m.Position) -> None:
+    saved = session.save(position, is_final=True)
+    if saved is not None:
+        session.say(f"Saved: {saved}")

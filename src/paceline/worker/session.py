@@ -1,0 +1,355 @@
+"""Hold one task's part in its run: what prepare, the training step, the data and the end of a worker share.
+
+Made by launchers/task, one a task. The script sees worker/context, which stands in front of it; frameworks, launchers
+and the other modules of worker/ talk to the session. Without a cluster it has no assignment and never a trainee.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline import forks
+from paceline.checkpoint.read import Loaded, load_newest
+from paceline.checkpoint.request import AUTO, NONE, requested
+from paceline.checkpoint.room import other_places
+from paceline.cluster.discovery import Assignment, visible_cards
+from paceline.cluster.moved import Whereabouts
+from paceline.errors import ConnectionLost, PacelineError, UsageError
+from paceline.params.placement import table
+from paceline.telemetry.paths import RunPaths
+from paceline.wire import messages as m
+from paceline.worker import ending, injection, slowness
+from paceline.worker.evaluator import Evaluator
+from paceline.worker.framework import torch_module
+from paceline.worker.identity import Identity
+from paceline.worker.position import Progress
+from paceline.worker.repeated_loop import RepeatedLoop
+from paceline.worker.reporting import Reporter
+from paceline.worker.rewinding import Rewinder
+from paceline.worker.saver import Saver
+from paceline.worker.script import check_owner, script_line
+from paceline.worker.training_step import TrainingStep
+
+
+class WorkerSession:
+    """One task's part in its run."""
+
+    def __init__(self, assignment: Assignment | None, say: Callable[[str], None]) -> None:
+        self.owner = forks.Owner()
+        self.assignment = assignment
+        self.say = say
+        self.job = assignment.task.job if assignment else "worker"
+        self.task_index = assignment.task.index if assignment else 0
+        is_worker = assignment is not None and self.job != "evaluator"
+        self.worker_index = assignment.cluster.worker_index(assignment.task) if assignment and is_worker else 0
+        self.is_chief = self.worker_index == 0 and self.job != "evaluator"
+        self.num_workers = len(assignment.cluster.workers) if assignment else 1
+        self.is_elastic = assignment is not None and assignment.settings.started_workers is not None  # some may join
+        self.trainee: TrainingStep | None = None  # once prepare has joined
+        self.evaluator: Evaluator | None = None
+        self.progress = Progress(self.worker_index)
+        self.reporter = Reporter(assignment, say, self.is_chief)
+        self.clock = self.reporter.clock  # what this worker's steps and epochs take
+        self.injection = injection.of(assignment) if assignment else None
+        self.saver: Saver | None = None  # once this worker saves
+        self.training_loader: Any = None  # whose batches are the samples of a push
+        self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
+        self.seed = 0  # of the data's order
+        self.started_at = 0  # the global step at which this worker joined
+        self.is_assigning = False
+        self.is_again = False  # an earlier start of this worker has trained in this run
+        self.resumed_from: Path | None = None
+        self.not_saved = ""  # why the last checkpoint was not
+        self.alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
+        self._count_alone: Callable[[], int] | None = None
+        self._pin: Any = None
+        self._rewinder: Rewinder | None = None
+        self._place = self.worker_index, self.num_workers
+        self._sent_carried = 0
+        self._is_closed = False
+        self._began_in: Path | None = None  # a script may go to another folder
+        with suppress(OSError):
+            self._began_in = Path.cwd()
+
+    # --- who and where ----------------------------------------------------------------------------------------
+
+    def identity(self) -> Identity:
+        """Return what a client needs to know of this worker."""
+        assignment = self.require_cluster()
+        cluster, settings = assignment.cluster, assignment.settings
+        paths = self.paths
+        return Identity(
+            job=self.job,
+            worker=self.worker_index,
+            incarnation=assignment.incarnation,
+            run_id=settings.run_id,
+            is_chief=self.is_chief,
+            spec=settings.mode_spec,
+            ps_addresses=Whereabouts(cluster, settings.run_dir),
+            worker_devices=tuple(t.device for t in cluster.workers),
+            placement=settings.placement,
+            lane=settings.lane,
+            wire=settings.wire,
+            overlaps=settings.overlap and settings.mode != "local",
+            secret=assignment.secret,
+            lease_s=settings.lease_s,
+            wait_s=settings.wait_s,
+            log_style=settings.log_style,
+            trouble=self.injection.trouble if self.injection is not None else None,
+            ledger=paths.ledger(assignment.task) if settings.ledger and paths is not None else None,
+        )
+
+    def require_cluster(self) -> Assignment:
+        """Return the assignment; PacelineError without a cluster."""
+        if self.assignment is None:
+            raise PacelineError("there is no cluster here: this process trains alone")
+        return self.assignment
+
+    @property
+    def paths(self) -> RunPaths | None:
+        """The run folder; None without one."""
+        if self.assignment is None or self.assignment.settings.run_dir is None:
+            return None
+        return RunPaths(self.assignment.settings.run_dir)
+
+    def pin(self) -> Any:
+        """Return this task's own device, chosen once: by init where torch is imported already."""
+        if self._pin is None:
+            self._pin = torch_module("devices").pin(self.assignment, self.say, visible_cards())
+        return self._pin
+
+    def place(self) -> tuple[int, int]:
+        """Return which worker of how many this is among those that train now: its share of the data."""
+        if not self.is_elastic:
+            return self.worker_index, self.num_workers
+        if not self.owner.is_here:
+            return self._place
+        live = self.trainee.client.status().live if self.trainee is not None else []
+        if self.worker_index in live:  # else: ps:0 did not answer in time
+            self._place = live.index(self.worker_index), len(live)
+        return self._place
+
+    def check_owner(self, what: str) -> None:
+        """Refuse in a forked child what only its parent can do; without a cluster there is nothing to refuse."""
+        if self.assignment is not None:
+            check_owner(self.owner, what)
+
+    # --- preparing --------------------------------------------------------------------------------------------
+
+    def follow(self, evaluator: Evaluator) -> None:
+        """Pull into an evaluator's model now, and whenever the script asks."""
+        self.evaluator = evaluator
+        self.check_owner("ctx.pull()")
+        self.alone_step = evaluator.pull()
+
+    def count_alone(self, steps: Callable[[], int]) -> None:
+        """Without a cluster, take the number of steps from the optimizer, which counts them itself."""
+        self._count_alone = steps
+
+    def count_solo_step(self) -> None:
+        """Count a step without a cluster."""
+        self.alone_step += 1
+
+    def steps_alone(self) -> int:
+        """Return the steps done without a cluster, or the global step that an evaluator has pulled."""
+        return self.alone_step if self._count_alone is None else self._count_alone()
+
+    def stand_by(self, trainee: TrainingStep) -> None:
+        """Get ready to join: a ps may have lost its memory by then, and ask this worker for it."""
+        self.reporter.stand_by()
+        find, event = self._newest_checkpoint, self.reporter.sink.event
+        is_reseeding = self.require_cluster().settings.reseed
+        self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self.say, event)
+        trainee.client.entrance.on_empty = self._rewinder.on_empty
+        trainee.client.entrance.offer = self._rewinder.offer
+
+    def _newest_checkpoint(self) -> Loaded | None:
+        """Load the newest checkpoint of this run; before it has one, what it was resumed from."""
+        paths, resume = self.paths, self.require_cluster().settings.resume
+        newest = load_newest(paths.checkpoints, self.say) if paths is not None else None
+        if newest is None and resume not in (AUTO, NONE):
+            return requested(resume, None, self.say)
+        return newest
+
+    def begin(self, trainee: TrainingStep, batch_size: int) -> None:
+        """Begin to train: the cluster has started."""
+        self.trainee = trainee
+        trainee.own_weight = self.own_weight
+        trainee.batch_size = batch_size
+        assignment = self.require_cluster()
+        if assignment.settings.log_device_placement:
+            for line in self._placement(trainee):
+                self.say(line)
+        if self.is_chief and assignment.settings.run_dir is None:
+            self.say("Nothing will be saved: start the chief with --run-dir to keep the model")
+        trainee.slowness = slowness.of(assignment.settings.slow, assignment.task)
+        if trainee.slowness is not None:
+            self.say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
+        trainee.injection = self.injection
+        self._follow_progress(trainee)
+        if self._rewinder is not None:
+            self._rewinder.has_trained = True
+        self.reporter.begin(trainee, trainee.client.waited_s, trainee.device_name(self.pin))
+
+    def _placement(self, trainee: TrainingStep) -> list[str]:
+        """Return the lines of --log-device-placement: this task's devices, and of the chief where every variable is."""
+        own = f"Worker {self.worker_index} computes on {trainee.device_name(self.pin)}"
+        return [
+            *trainee.mapping_lines(self.require_cluster().task),
+            own,
+            *(table(trainee.layout, trainee.plan) if self.is_chief else ()),
+        ]
+
+    def _follow_progress(self, trainee: TrainingStep) -> None:
+        """Have this worker's position go into its heartbeats, and to ps:0 when an update is saved."""
+        progress = self.progress
+        progress.steps = lambda: int(trainee.steps)
+        progress.samples = lambda: trainee.samples_pushed
+        progress.send = self.send_position
+        repeated = RepeatedLoop(self.worker_index, trainee, progress, self.is_again, self._warn)
+        progress.on_unguided = lambda loop: repeated.check(loop, self.started_at)
+        self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
+        trainee.client.watch.tail = lambda: m.encode(progress.beat())
+        trainee.progress, trainee.on_save = progress, self.announced
+
+    def _warn(self, text: str) -> None:
+        """Say it in the log and on the launcher's terminal."""
+        self.say(f"paceline: {text}")
+        self.reporter.sink.event("warning", task=str(self.require_cluster().task), text=text)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """Count a step of this worker; the optimizer calls it after each."""
+        assert self.trainee is not None
+        self.clock.step(self.trainee.batch_size)
+        self.reporter.stepped(self.worker_index, self.trainee, self.clock.last_s)
+
+    def settle(self) -> None:
+        """Take the answer of the last push, unless this is a forked child."""
+        if self.owner.is_here and self.trainee is not None:
+            self.trainee.settle()
+
+    def ask(self, request: m.Request) -> m.Reply:
+        """Ask ps:0, with the last answer taken. A ticket of the mode before is none in the next one."""
+        trainee = self.trainee
+        assert trainee is not None
+        trainee.settle()
+        client = trainee.client
+        turn = client.dial.turn
+        reply: m.Reply = client.ask(request)
+        trainee.has_ticket = trainee.has_ticket and client.dial.turn == turn
+        return reply
+
+    def refresh(self) -> None:
+        """Take the newest parameters after a wait, whose time is no step's."""
+        assert self.trainee is not None
+        self.trainee.refresh()
+        if self.trainee.slowness is not None:
+            self.trainee.slowness.begin()
+
+    def begin_pass(self, loader: Any) -> Any:
+        """Begin a pass of a prepared loader. Return what counts the samples of its batches, if they count."""
+        if self.trainee is None or loader is not self.training_loader or not self.owner.is_here:
+            return None
+        self.trainee.begin_loop()
+        samples = self.trainee.samples
+        if samples is not None:
+            samples.begin_pass()
+        return samples
+
+    def takes(self, what: str) -> bool:
+        """Tell whether what this worker loads with `what` goes to the ps: the chief's before the first step or inside
+        assign(), and a single worker's at any time. Refuse it in the middle of a run with several workers."""
+        self.check_owner(what)
+        trainee = self.trainee
+        is_first = trainee is None or not trainee.pushes
+        if self.is_assigning or (is_first and self.started_at == 0):
+            return self.is_chief
+        if trainee is None or is_first:
+            self.say(f"paceline: {what} has no effect: this run goes on from global step {self.started_at}")
+            return False
+        if not trainee.is_alone:
+            raise UsageError(
+                f"{what} in the middle of a run{script_line()}: the other workers would not see it. Call it on all "
+                "workers inside `with ctx.assign():` (the chief's values count)"
+            )
+        return True
+
+    # --- saving -----------------------------------------------------------------------------------------------
+
+    def here(self) -> m.Position:
+        """Return where the next step would begin."""
+        assert self.trainee is not None
+        return self.progress.at_end(self.trainee.client.links[0].version)
+
+    def send_position(self, position: m.Position) -> None:
+        """Send a position, without an answer: that to the last push may still be on its way. It brings this worker's
+        buffers; the chief's brings all carried tensors, if they have changed."""
+        trainee = self.trainee
+        assert trainee is not None
+        if self.is_chief:
+            block = trainee.carried_block()
+            is_new, self._sent_carried = hash(block) != self._sent_carried, hash(block)
+            block = block if is_new else b""
+        else:
+            block = trainee.own_block()
+        with suppress(ConnectionLost):  # the next request finds the connection lost, and connects again
+            trainee.client.links[0].channel.say(position, bulk=[block] if block else [])
+
+    def announced(self, version: int, writes: bool) -> None:
+        """Note that ps:0 will save the update that makes this version; `writes`: this worker writes it."""
+        self.progress.announced(version)
+        saver = self.make_saver() if writes else None
+        if saver is not None and self.trainee is not None:
+            saver.incarnation = self.trainee.client.incarnation
+            saver.wake(version)
+
+    def make_saver(self) -> Saver | None:
+        """Return what writes this worker's checkpoints, made when it is first needed; None without a run folder."""
+        paths, trainee = self.paths, self.trainee
+        if self.saver is None and paths is not None and trainee is not None:
+            settings, event = self.require_cluster().settings, self.reporter.sink.event
+            me, client = self.identity(), trainee.client
+            self.saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, settings.keep, self.say, event)
+            self.saver.has_means = settings.buffers == "mean"
+            self.saver.in_use = self.resumed_from
+            self.saver.lineage_of = lambda index: client.links[index].lineage
+        return self.saver
+
+    def save(self, position: m.Position | None, waits_for_others: bool = False, is_final: bool = False) -> Path | None:
+        """Write a checkpoint now, and wait for it. A full disk, say, or a ps that does not come back in time, is
+        printed and ends nothing. `is_final`: no other checkpoint will come."""
+        saver = self.make_saver()
+        assert saver is not None and self.trainee is not None
+        saver.incarnation = self.trainee.client.incarnation
+        try:
+            return saver.save_now(position, waits_for_others, list(other_places(self._began_in)) if is_final else None)
+        except (PacelineError, OSError) as error:
+            self.not_saved = str(error)
+            self.say(f"paceline: no checkpoint was written: {error}")
+            with suppress(PacelineError, OSError):  # the disk may be full
+                self.reporter.sink.event("checkpoint_failed", error=str(error))
+            return None
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def close(self, is_ok: bool = True, is_interrupted: bool = False) -> None:
+        """End this worker's part, once (worker/ending). In a forked child, do nothing: its parent is the worker."""
+        if self._is_closed or not self.owner.is_here:
+            return
+        self._is_closed = True
+        self.reporter.stop()
+        try:
+            ending.end(self, is_ok, is_interrupted)
+        finally:
+            if self.saver is not None:
+                self.saver.close(ending.CLOSE_S if is_ok else ending.FAILED_CLOSE_S)
+            if self.trainee is not None:
+                self.trainee.close()
+            if self.evaluator is not None:
+                self.evaluator.close()
+            if self.injection is not None:
+                self.injection.close()
+            self.reporter.close()

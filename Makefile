@@ -5,14 +5,16 @@ EXTRAS ?= dev,lab,tb
 STAMP := .venv/.installed-$(EXTRAS)
 PEERS := .venv-peers/.installed
 TOGETHER := -n $(JOBS) --dist worksteal
-COMMA := ,
-SEAM_NEEDS := $(if $(PACELINE_TEST_NEEDS),$(PACELINE_TEST_NEEDS)$(COMMA))accelerate,transformers,lightning
+NIGHTLY_EXTRAS := dev,lab,tb,grpc,ray,tensorflow,seam
+NIGHTLY_NEEDS := tensorflow,grpc,ray,accelerate,transformers,lightning
+QUICK := not slow and not nightly
+SLOW := slow and not nightly
 WITHIN := $(BIN)/python tests/time_limit.py
 TEST_S ?= 600
 TEST_FULL_S ?= 2700
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly fuzz check lint pictures peers clean
+.PHONY: help installed demo test test-slow rest test-full nightly fuzz check lint pictures peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,18 +24,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
+installed: $(STAMP)
+
 demo: $(STAMP) ## train MNIST on 1 ps + 2 workers
 	$(BIN)/paceline demo
 
-test: $(STAMP) ## the test suite, under five minutes on two cores; ended after TEST_S=600
-	$(WITHIN) $(TEST_S) $(BIN)/pytest -q -m 'not slow' $(TOGETHER)
+test: $(STAMP) ## the quick tests, under four minutes on two cores; ended after TEST_S=600
+	$(WITHIN) $(TEST_S) $(BIN)/pytest -q -m '$(QUICK)' $(TOGETHER)
 
-test-full: $(STAMP) ## the long tests: matrices, soak, hosts, fuzz; each part ended after TEST_FULL_S=2700
-	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and not alone' --durations 15 $(TOGETHER)
-	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'slow and alone'
+test-slow: $(STAMP) ## a case of each fault, host, scheduler; each part ended after TEST_FULL_S=2700
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m '$(SLOW) and not alone' --durations 15 $(TOGETHER)
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m '$(SLOW) and alone' --durations 5
 
-nightly: ## test-full, with the training loops of accelerate, transformers and lightning
-	PACELINE_TEST_NEEDS=$(SEAM_NEEDS) $(MAKE) test-full EXTRAS=$(EXTRAS),seam
+nightly: ## the rest: whole matrices, all seeds, soak, long fuzz, loops of other libraries
+	PACELINE_TEST_NEEDS=$(NIGHTLY_NEEDS) $(MAKE) rest fuzz EXTRAS=$(NIGHTLY_EXTRAS)
+
+test-full: nightly ## the older name of nightly
+
+rest: $(STAMP)
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'nightly and not alone' --durations 15 $(TOGETHER)
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'nightly and alone' --durations 15
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
 	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q --timeout 290 tests/fuzz

@@ -1,5 +1,10 @@
-"""WHAT may a test need that need not be there, and which begins first? TensorFlow, gRPC and Ray are extras, and not
-imported to find out; what takes minutes begins first, so that at the end no core waits for it."""
+"""Check the markers of the tiers, order the longest tests first, and skip tests whose extra is not installed.
+
+The tiers are disjoint, and together they are all tests: `make test` runs those without a marker, `make test-slow` those
+marked `slow`, `make nightly` those marked `nightly`, which must say what they would catch that the others do not.
+TensorFlow, gRPC and Ray are extras, and not imported to find out. What takes minutes begins first, so that no core
+waits for it at the end.
+"""
 
 import os
 from importlib.util import find_spec
@@ -18,6 +23,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    silent = [item.nodeid for item in items for mark in item.iter_markers("nightly") if not "".join(mark.args)]
+    if silent:
+        raise pytest.UsageError(f"{silent[0]} is marked nightly, and must say what it would catch that CI does not.")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if items:  # of a socket that another test has left: it comes when the garbage is collected, wherever that is
         items[0].session.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))

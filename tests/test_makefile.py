@@ -1,14 +1,18 @@
-"""IS green what `make` and .ci/run call so? What is asked for is installed, and what must be there is missed."""
+"""Hold the Makefile and .ci/run to what they promise: what is asked for is installed, and every test is in one tier."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 
 ROOT = Path(__file__).parent.parent
+CI = (ROOT / ".ci" / "run").read_text()
 
 
 def test_other_extras_are_installed_though_some_are(tmp_path: Path) -> None:
@@ -38,8 +42,7 @@ def test_a_package_that_must_be_there_is_no_reason_to_skip(needed: str, code: in
 
 
 def test_continuous_integration_must_have_tensorflow_grpc_and_ray() -> None:
-    text = (ROOT / ".ci" / "run").read_text()
-    assert "PACELINE_TEST_NEEDS=tensorflow,grpc,ray" in text and ",grpc,ray,tensorflow" in text
+    assert "PACELINE_TEST_NEEDS=tensorflow,grpc,ray" in CI and ",grpc,ray,tensorflow" in CI
 
 
 def test_peers_get_an_environment_of_their_own() -> None:
@@ -79,12 +82,44 @@ def test_a_peer_that_does_not_install_takes_none_of_the_others_with_it(broken: s
     assert made()[2] == ([] if not broken else asked), "what is missing is tried again"
 
 
-def test_a_nightly_run_must_have_the_libraries_of_the_seam() -> None:
-    """Installed with their pins, and missed where they are not there."""
-    environ = {**os.environ, "PACELINE_TEST_NEEDS": "ray"}
-    command = ["make", "-n", "-B", "nightly"]
-    told = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "PACELINE_TEST_NEEDS=ray,accelerate,transformers,lightning" in told
-    assert ",seam]" in told and "-c constraints.txt" in told
+def test_a_nightly_run_must_have_the_libraries_that_its_tests_need() -> None:
+    """Installed with their pins, and missed where they are not there; also by its older name."""
+    for name in ("nightly", "test-full"):
+        told = made_by(name)
+        assert "PACELINE_TEST_NEEDS=tensorflow,grpc,ray,accelerate,transformers,lightning" in told
+        assert ",grpc,ray,tensorflow,seam]" in told and "-c constraints.txt" in told
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {"accelerate", "transformers", "lightning"} <= pinned
+
+
+def made_by(*targets: str) -> str:
+    """What make would run."""
+    return subprocess.run(
+        ["make", "-n", "-B", *targets], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+def test_every_test_is_in_one_tier() -> None:
+    """What continuous integration runs and what make nightly runs are all tests, each once, whatever their markers."""
+    continuous = [
+        line.partition(" make ")[2].split()[0] for line in CI.splitlines() if re.match(r"part \S+ make ", line)
+    ]
+    assert continuous == ["lint", "test", "test-slow"]
+    asked = re.findall(r"pytest -q -m '([^']+)'", made_by("test", "test-slow", "nightly"))
+    assert len(asked) == 5
+    for markers in product((False, True), repeat=3):
+        given = dict(zip(("slow", "nightly", "alone"), markers, strict=True))
+        chosen = [
+            each for each in asked if Expression.compile(each).evaluate(lambda name, given=given, **_: given[name])
+        ]
+        assert len(chosen) == 1, (given, chosen)
+
+
+def test_a_nightly_test_must_say_what_it_would_catch(tmp_path: Path) -> None:
+    (tmp_path / "test_silent.py").write_text("import pytest\n@pytest.mark.nightly\ndef test_it(): pass\n")
+    for name in ("conftest.py", "watchdog.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_silent.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4 and "must say what it would catch" in done.stderr, done.stdout + done.stderr

@@ -51,14 +51,17 @@ FAULTS = {  # and how many restarts they make
     "limit=worker:1:1mbit,delay=worker:0:5ms": 0,
 }
 # Modes where nobody runs away with the steps of the others. Each fault meets both modes and both lanes.
+NIGHTLY = pytest.mark.nightly("a fault that costs or doubles an update in the other mode, on the other lane")
 EACH_WAY = [
-    (faults, restarts, mode, ("auto", "tcp")[(at + turn) % 2])
+    pytest.param(
+        *(faults, restarts, mode, ("auto", "tcp")[(at + turn) % 2]),
+        marks=NIGHTLY if (at // 2 + turn) % 2 else pytest.mark.slow,
+    )
     for at, (faults, restarts) in enumerate(FAULTS.items())
     for turn, mode in enumerate(("bounded", "sync"))
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("faults", "restarts", "mode", "lane"), EACH_WAY)
 def test_exactly_as_many_updates_as_were_asked_for(
     faults: str, restarts: int, mode: str, lane: str, processes: Processes, tmp_path: Path
@@ -89,7 +92,7 @@ def test_every_answer_is_swallowed_for_50_steps(mode: str, updates: int, process
     verified(processes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("a kill by the clock that hits another task than its seed says")
 def test_a_kill_by_the_clock_hits_whom_the_seed_says(processes: Processes, tmp_path: Path) -> None:
     fault = "kill=worker:?@every:6s"
     flags = [f"--chaos={fault},delay=worker:0:100ms,delay=worker:1:100ms", "--chaos-seed=4", *FAST]

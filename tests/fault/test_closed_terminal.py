@@ -189,7 +189,7 @@ def test_what_a_script_prints_by_hand_raises_nothing_either(
         assert newest(processes.folder / f"made{number}" / "checkpoints") is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("a Ray of the run's own that ends before the run has saved")
 @pytest.mark.alone
 def test_it_does_not_end_the_ray_of_a_run_before_that_has_saved(
     processes: Processes, terminals: list[Terminal], gate: Gate, train: Path

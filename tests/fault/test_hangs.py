@@ -29,6 +29,7 @@ from paceline.worker import watch as watches
 pytestmark = pytest.mark.timeout(180)
 
 STEPS, AT = 20, 8
+NIGHTLY = pytest.mark.nightly("one that is left behind in the other mode, or cut off in the other direction")
 MODES = {"sync": ["--mode=sync"], "async": ["--mode=async"], "bounded": ["--mode=bounded", "--staleness=30"]}
 
 
@@ -48,9 +49,9 @@ def says(log: Path, text: str) -> bool:
     ("mode", "lane", "num_ps"),
     [
         pytest.param("sync", "tcp", 2, marks=pytest.mark.slow),
-        pytest.param("sync", "shm", 1, marks=pytest.mark.slow),
+        pytest.param("sync", "shm", 1, marks=NIGHTLY),
         pytest.param("async", "shm", 2, marks=pytest.mark.slow),
-        pytest.param("bounded", "tcp", 1, marks=pytest.mark.slow),
+        pytest.param("bounded", "tcp", 1, marks=NIGHTLY),
     ],
 )
 def test_a_stopped_worker_is_left_behind_and_comes_back_fenced(
@@ -158,9 +159,9 @@ class Behind:
         ({"up", "down"}, "sync"),
         ({"down"}, "async"),
         pytest.param({"up"}, "sync", marks=pytest.mark.slow),
-        pytest.param({"down"}, "sync", marks=pytest.mark.slow),
+        pytest.param({"down"}, "sync", marks=NIGHTLY),
         pytest.param({"up", "down"}, "async", marks=pytest.mark.slow),
-        pytest.param({"up"}, "async", marks=pytest.mark.slow),
+        pytest.param({"up"}, "async", marks=NIGHTLY),
     ],
 )
 def test_I2_a_partition_ends_and_nothing_counts_twice(

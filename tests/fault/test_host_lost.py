@@ -14,10 +14,11 @@ from paceline.checkpoint.read import load_newest
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.ledger import Kind, read
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+NIGHTLY = pytest.mark.nightly("memory lost in another mode, by another shard, twice, or with all that knew the values")
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=NIGHTLY)])
 def test_in_sync_all_shards_go_back_to_the_checkpoint(
     lost: int, processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -38,7 +39,7 @@ def test_in_sync_all_shards_go_back_to_the_checkpoint(
     assert (event["version"], event["lineage"]) == (back, 1)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=NIGHTLY), pytest.param(1, marks=pytest.mark.slow)])
 def test_in_async_only_the_lost_shard_goes_back(
     lost: int, processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -54,7 +55,7 @@ def test_in_async_only_the_lost_shard_goes_back(
     assert served(cluster.ps[lost]) < kept
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=NIGHTLY), pytest.param("sync", marks=pytest.mark.slow)])
 def test_the_chief_is_lost_too(mode: str, processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     """Started again it has nothing but fresh values, and must not take a run that is on for a first start."""
     cluster = ByHand(processes, ports, train, gate, "--mode", mode, "--save-every", "5", "--resume", "none")
@@ -70,6 +71,7 @@ def test_the_chief_is_lost_too(mode: str, processes: Processes, ports: Reserved,
     assert len(restored) == (mode == "sync")  # where every push is an update, ps:0 keeps what it has
 
 
+@NIGHTLY
 def test_a_chief_that_begins_anew_does_not_reseed(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_chief_that_begins_anew_does_not_reseed(
     assert "reseed" in (cluster.run / "telemetry" / "worker-1.jsonl").read_text()
 
 
+@NIGHTLY
 def test_lost_again_it_goes_back_to_its_own_version(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -104,6 +107,7 @@ def test_lost_again_it_goes_back_to_its_own_version(
     assert went_back(said, 1, lineage=2) == [second]
 
 
+@NIGHTLY
 def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     cluster = ByHand(processes, ports, train, gate, "--mode", "sync", "--save-every", "none", "--reseed")
     arrival = gate.arrival()
@@ -117,6 +121,7 @@ def test_reseeded_from_a_worker(processes: Processes, ports: Reserved, train: Pa
     assert counts[0] == counts[1] and STEPS - 3 <= counts[0] <= STEPS + 1
 
 
+@pytest.mark.slow
 def test_reseeded_from_the_freshest_worker(processes: Processes, ports: Reserved, train: Path, gate: Gate) -> None:
     """Not from the chief, which stands at an older version."""
     flags = ("--mode", "async", "--lane", "tcp", "--save-every", "none", "--reseed")
@@ -133,6 +138,7 @@ def test_reseeded_from_the_freshest_worker(processes: Processes, ports: Reserved
     assert "reseed" in (cluster.run / "telemetry" / "worker-1.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_it_ends_with_the_reason(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -151,7 +157,9 @@ LOST_WITH_CHIEF = "have trained with values that ps:0 lost together with the chi
 LOST = "ps:0 lost its memory, and there is no checkpoint to go back to"
 
 
-@pytest.mark.parametrize("is_chief_first", [True, False])
+@pytest.mark.parametrize(
+    "is_chief_first", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=NIGHTLY)]
+)
 def test_all_that_knew_the_values_is_lost_with_the_chief(
     is_chief_first: bool, processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:

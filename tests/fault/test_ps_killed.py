@@ -12,14 +12,15 @@ from paceline.launchers.ports import Reserved
 pytestmark = pytest.mark.timeout(180)
 
 ENDS_WITHIN_S = 30.0
+NIGHTLY = pytest.mark.nightly("a ps whose return depends on mode and lane together, or on its number")
 
 
 @pytest.mark.parametrize(
     ("mode", "lane", "killed"),
     [
         ("sync", "auto", 0),
-        pytest.param("sync", "tcp", 1, marks=pytest.mark.slow),
-        pytest.param("async", "auto", 0, marks=pytest.mark.slow),
+        pytest.param("sync", "tcp", 1, marks=NIGHTLY),
+        pytest.param("async", "auto", 0, marks=NIGHTLY),
         pytest.param("async", "tcp", 1, marks=pytest.mark.slow),
         pytest.param("bounded", "auto", 1, marks=pytest.mark.slow),
         pytest.param("local", "auto", 0, marks=pytest.mark.slow),
@@ -50,8 +51,7 @@ def test_it_comes_back_and_no_update_is_lost(
     assert [row["updates"] for row in summary["ps"]] == [expected] * (killed + 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=NIGHTLY)])
 def test_without_restarts_the_run_ends_with_exit_code_3(
     killed: int, processes: Processes, gate: Gate, train: Path, tmp_path: Path
 ) -> None:
@@ -74,8 +74,7 @@ def test_without_restarts_the_run_ends_with_exit_code_3(
     assert not processes.survivors()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lane", ["shm", "tcp"])
+@pytest.mark.parametrize("lane", [pytest.param("shm", marks=NIGHTLY), pytest.param("tcp", marks=pytest.mark.slow)])
 def test_by_hand_each_worker_ends_with_exit_code_3(
     lane: str, processes: Processes, ports: Reserved, gate: Gate, train: Path
 ) -> None:

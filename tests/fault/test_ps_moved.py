@@ -13,7 +13,8 @@ from paceline.cluster.spec import Task
 from paceline.launchers.ports import Reserved
 from paceline.telemetry.ledgers import verdict_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
+NIGHTLY = pytest.mark.nightly("a ps that moves in the other mode, ps:0 among them, or while its folder cannot be read")
 
 
 def start_elsewhere(cluster: ByHand, index: int, address: str) -> Process:
@@ -22,7 +23,14 @@ def start_elsewhere(cluster: ByHand, index: int, address: str) -> Process:
     return cluster.ps[index]
 
 
-@pytest.mark.parametrize(("mode", "lost"), [("sync", 0), ("async", 0), ("async", 1)])
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [
+        pytest.param("async", 1, marks=pytest.mark.slow),
+        pytest.param("async", 0, marks=NIGHTLY),
+        pytest.param("sync", 0, marks=NIGHTLY),
+    ],
+)
 def test_it_goes_on_from_the_checkpoint_at_its_new_address(
     mode: str, lost: int, processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -42,7 +50,7 @@ def test_it_goes_on_from_the_checkpoint_at_its_new_address(
     assert (cluster.run / "ledger" / f"ps-{lost}.moved-1.bin").exists()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), pytest.param("async", marks=NIGHTLY)])
 def test_the_old_one_comes_back_and_ends(
     mode: str, processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -67,6 +75,7 @@ def test_the_old_one_comes_back_and_ends(
     assert served(cluster.ps[0]) >= STEPS - STOP
 
 
+@NIGHTLY
 def test_a_worker_never_goes_back_when_the_run_folder_cannot_be_read(
     processes: Processes, ports: Reserved, train: Path, gate: Gate
 ) -> None:
@@ -95,6 +104,7 @@ def test_a_worker_never_goes_back_when_the_run_folder_cannot_be_read(
     assert verdict_of(cluster.run).is_ok
 
 
+@pytest.mark.slow
 def test_a_ps_that_has_moved_is_not_started_where_it_was(processes: Processes, tmp_path: Path) -> None:
     moved.write(tmp_path, {Task("ps", 0): "192.0.2.1:2222"})
     hosts = ("--ps_hosts=127.0.0.1:2222", "--worker_hosts=127.0.0.1:2223")

@@ -107,7 +107,11 @@ def events(folder: Path, task: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("mode", "killed"),
-    [("sync", 0), *(pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("sync", "async"))],
+    [
+        ("sync", 0),
+        pytest.param("sync", 1, marks=pytest.mark.nightly("in sync, a second worker that is not counted again")),
+        pytest.param("async", 1, marks=pytest.mark.slow),
+    ],
     ids=["sync, the chief", "sync", "async"],
 )
 def test_a_killed_worker_comes_back_and_the_run_is_well(
@@ -148,7 +152,9 @@ def test_the_same_error_before_any_step_is_not_tried_a_third_time(
     assert summary["workers"][0]["steps"] == 20
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["async", pytest.param("sync", marks=pytest.mark.nightly("in sync, an error tried again and again"))]
+)
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(
     mode: str, processes: Processes, looping: Path, tmp_path: Path
 ) -> None:

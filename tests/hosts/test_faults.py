@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mar
 Hosts = Callable[[int], list[RunningHost]]
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("async", marks=pytest.mark.nightly("in async, a step that a host's return doubles")), "sync"]
+)
 def test_a_host_is_cut_off_and_comes_back(mode: str, hosts: Hosts, train: Path, gate: Gate, tmp_path: Path) -> None:
     """Its worker is out after the lease, comes back as a newer incarnation, and makes the steps that it had left."""
     first, second = hosts(2)

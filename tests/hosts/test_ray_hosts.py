@@ -94,6 +94,7 @@ def test_two_machines_train_one_model_and_all_files_come_back(
     assert list(Path(cluster.environ["RAY_TMPDIR"]).rglob(".paceline")) == []  # no key, no log in Ray's copy
 
 
+@pytest.mark.nightly("a ps that is not found where Ray puts it again, or a lane that is taken across machines")
 def test_one_ps_and_two_workers_over_two_machines(
     machines: list[RunningHost], cluster: RayCluster, train: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_one_ps_and_two_workers_over_two_machines(
     assert lanes_said(tmp_path / "made", 2) == wanted
 
 
+@pytest.mark.nightly("a ps that is not found where Ray puts it again, or a lane that is taken across machines")
 def test_a_machine_that_is_lost_is_replaced_and_the_ps_is_found_where_ray_puts_it(
     processes: Processes, machines: list[RunningHost], train: Path, gate: Gate, tmp_path: Path
 ) -> None:

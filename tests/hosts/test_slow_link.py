@@ -12,6 +12,7 @@ from paceline.lab.measuring.hosts import lacking
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
+@pytest.mark.nightly("a way to send less, or to wait less, that is no faster over a slow link")
 def test_who_does_not_wait_for_the_cable_is_faster_and_then_who_sends_less(
     processes: Processes, tmp_path: Path
 ) -> None:

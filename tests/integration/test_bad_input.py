@@ -59,7 +59,8 @@ CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "no script": ((*SERVE, *HOSTS), "needs a script"),
     "nothing to be": (("serve", "train.py"), "--job_name"),
 }
-QUICK = ("unknown mode", "no script")  # real processes: one `run`, one `serve`
+QUICK = ("unknown mode", "no script")  # real processes: one `run`, one `serve`; the others in this process
+NIGHTLY = pytest.mark.nightly("a command line that is refused in one process, and not by `paceline` itself")
 
 
 @pytest.fixture
@@ -105,9 +106,7 @@ def test_refused(
     assert not any(is_listening(address) for address in words[2]) and threading.active_count() == before
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else NIGHTLY) for name in CASES])
 def test_refused_with_one_sentence(words: tuple[list[str], str, list[str]], processes: Processes, folder: Path) -> None:
     check_refused(processes.paceline(*words[0]), folder, words[1])
     assert not any(is_listening(address) for address in words[2])

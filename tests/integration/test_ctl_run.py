@@ -39,8 +39,11 @@ def refused(process: Process, sentence: str) -> None:
     assert sentence in process.lines[0]
 
 
+NIGHTLY = pytest.mark.nightly("a switch that is lost where there is one ps, or in the example")
+
+
 @pytest.mark.slow  # in one process: test_join_while_switching
-@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize("num_ps", [pytest.param(1, marks=NIGHTLY), 2])
 def test_start_async_finish_sync(num_ps: int, processes: Processes, gate: Gate, tmp_path: Path) -> None:
     gates = [f"--gate={worker}:10:{gate.path}" for worker in (0, 1)]
     launcher = processes.paceline("run", f"--ps={num_ps}", "--run-dir=made", UNTIL, *gates)
@@ -99,7 +102,7 @@ def test_whom_a_switch_waits_for_is_said(processes: Processes, gate: Gate, tmp_p
     assert change["pause_ms"] > 1000, "worker:0 stood still while worker:1 was at the gate"
 
 
-@pytest.mark.slow
+@NIGHTLY
 def test_the_example_switches_by_itself(processes: Processes, tmp_path: Path) -> None:
     processes.paceline("run", "--run-dir=made", EXAMPLE, "--steps=200").ends_with(0)
     told = summary_of(tmp_path / "made")

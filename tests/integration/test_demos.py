@@ -74,9 +74,12 @@ def test_photographs_with_averages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (tmp_path / "run" / "images.png").read_bytes().startswith(SIGNATURE)
 
 
+NIGHTLY = pytest.mark.nightly("a demo that does not run as its reader starts it; on threads all run in make test")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[NIGHTLY] * (name != "mnist")) for name in DEMOS])
 def test_the_demo_runs(processes: Processes, name: str) -> None:
     args = ["--epochs", "6"] if name == "cifar10" else SMALL[name]
     said = processes.paceline("demo", name, "--run-dir", "run", "--", *args).ends_with(0).lines

@@ -33,7 +33,8 @@ CASES_000 = {  # the section of document 000: its commands, number of ps, of wor
     "6": (TWO_AND_TWO.replace("tfdist_between.py", "tfdist_between_sync.py"), 2, 2),
     "8": (ONE_AND_THREE, 1, 3),
 }
-QUICK = {"4"}
+NIGHTLY = pytest.mark.nightly("a section of document 000 whose number of tasks matters")
+TIERS = {"4": [], "5": [pytest.mark.slow]}
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def sized(commands: str, flags: str) -> str:
     return re.sub(r"(--task_index=\d)", rf"\1 --log_style=tf {flags}", commands)
 
 
-@pytest.mark.parametrize(
-    "section", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES_000]
-)
+@pytest.mark.parametrize("section", [pytest.param(name, marks=TIERS.get(name, NIGHTLY)) for name in CASES_000])
 def test_document_000(section: str, processes: Processes, ports: Reserved, folder: Path) -> None:
     commands, num_ps, num_workers = CASES_000[section]
     write_settings(folder, localhost(ports, num_ps), localhost(ports, num_workers))

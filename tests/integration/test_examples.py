@@ -1,4 +1,4 @@
-"""DOES every program under examples/ run? Quickly on threads at a tiny size; in test-full as its reader starts it.
+"""DOES every program under examples/ run? Quickly on threads at a tiny size; in make test-slow as its reader starts it.
 
 The programs of documents 000 and 002 are started by hand in test_documents.py.
 """

@@ -63,6 +63,9 @@ def reference(updates: str) -> list[str]:
     return costs
 
 
+NIGHTLY = pytest.mark.nightly("processes of towers that update one by one; threads of them are in make test")
+
+
 @pytest.mark.slow
 def test_by_hand_workers_only_join_and_the_client_trains(processes: Processes, ports: Reserved) -> None:
     hosts, workers = joined(processes, ports)
@@ -77,7 +80,7 @@ def test_by_hand_workers_only_join_and_the_client_trains(processes: Processes, p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("updates", ["sync", "async"])
+@pytest.mark.parametrize("updates", ["sync", pytest.param("async", marks=NIGHTLY)])
 def test_launched_worker_0_is_the_client(updates: str, processes: Processes) -> None:
     folder = processes.folder / "run"
     script = (EXAMPLES / "in_graph.py", f"--updates={updates}", *SMALL)
@@ -133,7 +136,7 @@ def test_two_parts_on_two_tasks_print_what_one_process_prints(processes: Process
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("updates", ["sync", "async"])
+@pytest.mark.parametrize("updates", ["sync", pytest.param("async", marks=NIGHTLY)])
 def test_towers_on_the_cpu(updates: str, processes: Processes) -> None:
     small = ("--steps=20", "--batch-size=4", "--channels=4", f"--updates={updates}", "--devices=/cpu:0,/cpu:0")
     run = processes.start(sys.executable, EXAMPLES / "cifar10_towers.py", *small).ends_with(0)

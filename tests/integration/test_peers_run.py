@@ -11,9 +11,11 @@ from processes import Processes
 from paceline.lab.matrices import peers
 from paceline.lab.measuring import starting
 
+NIGHTLY = pytest.mark.nightly("a peer whose steps cannot be measured beside ours any more")
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["torch RPC, 1 ps + 1", "first step"])
+@pytest.mark.parametrize("text", [pytest.param("torch RPC, 1 ps + 1", marks=NIGHTLY), "first step"])
 @pytest.mark.timeout(450)
 def test_a_tiny_run_of_a_group_of_its_own(text: str, processes: Processes, tmp_path: Path) -> None:
     asked = ("--reps", "1", "--steps", "5", "--only", text, "--out", tmp_path / "out")
@@ -27,7 +29,7 @@ def test_a_tiny_run_of_a_group_of_its_own(text: str, processes: Processes, tmp_p
     assert len([line for line in lines if line["kind"] == "verdicts"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("another system that cannot be measured beside ours any more")
 @pytest.mark.timeout(450)
 def test_workers_of_tensorflow_in_sync_end_every_order_together(processes: Processes, tmp_path: Path) -> None:
     """A worker that counted its calls, not the updates, would leave the other one waiting for it."""

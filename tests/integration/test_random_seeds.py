@@ -74,7 +74,7 @@ def test_a_seed_gives_every_worker_one_of_its_own(processes: Processes) -> None:
     assert first[0]["draws"] != other[0]["draws"] and first[0]["samples"] != other[0]["samples"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("a seed that stops the scripts' own one from winning")
 def test_the_scripts_own_seed_wins(processes: Processes) -> None:
     """The same for all workers, as in separate processes; the data is shared out all the same."""
     for flags in ((), ("--seed=7",)):

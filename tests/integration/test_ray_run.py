@@ -14,7 +14,8 @@ from ray_cluster import RayCluster, ray_cluster
 
 from paceline.telemetry.paths import RunPaths
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.usefixtures("ray")]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.usefixtures("ray")]
+CLIENT = pytest.mark.nightly("actors that outlive a driver which reached Ray by its client")
 CPUS = 4
 
 
@@ -31,6 +32,7 @@ def summary(folder: Path) -> dict[str, object]:
     return told
 
 
+@pytest.mark.slow
 def test_a_run_on_all_that_there_is_twice_and_by_the_client(
     processes: Processes, cluster: RayCluster, train: Path, tmp_path: Path
 ) -> None:
@@ -45,6 +47,7 @@ def test_a_run_on_all_that_there_is_twice_and_by_the_client(
         assert cluster.is_clear()
 
 
+@pytest.mark.slow
 def test_tasks_that_are_killed_come_back_where_they_were(
     processes: Processes, cluster: RayCluster, train: Path, tmp_path: Path
 ) -> None:
@@ -55,6 +58,7 @@ def test_tasks_that_are_killed_come_back_where_they_were(
     assert cluster.is_clear()
 
 
+@pytest.mark.slow
 def test_ray_starts_an_actor_again_and_its_task_rejoins(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -73,6 +77,7 @@ def test_ray_starts_an_actor_again_and_its_task_rejoins(
     assert cluster.is_clear()
 
 
+@pytest.mark.nightly("a Ray run without a checkpoint that waits for ever; by hand it is in CI")
 def test_without_a_checkpoint_the_run_ends_with_the_reason(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -91,8 +96,15 @@ def test_without_a_checkpoint_the_run_ends_with_the_reason(
     assert cluster.is_clear()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("is_client", [False, True])
+@pytest.mark.parametrize(
+    ("number", "is_client"),
+    [
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=CLIENT),
+        pytest.param(signal.SIGKILL, True, marks=CLIENT),
+    ],
+)
 def test_nothing_is_left_when_the_driver_ends(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, number: signal.Signals, is_client: bool
 ) -> None:
@@ -109,6 +121,7 @@ def test_nothing_is_left_when_the_driver_ends(
     assert cluster.is_clear()
 
 
+@pytest.mark.slow
 def test_the_secret_is_nowhere_that_ray_shows(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -132,6 +145,7 @@ def test_the_secret_is_nowhere_that_ray_shows(
     run.ends_with(0)
 
 
+@pytest.mark.slow
 def test_every_worker_sees_the_cards_that_ray_gave_it(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -148,6 +162,7 @@ def test_every_worker_sees_the_cards_that_ray_gave_it(
     run.ends_with(0)
 
 
+@pytest.mark.nightly("a worker that does not join when a machine is added by hand")
 def test_workers_follow_the_machines_that_come(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate, tmp_path: Path
 ) -> None:
@@ -168,6 +183,7 @@ def test_workers_follow_the_machines_that_come(
     machine.popen.wait(30)
 
 
+@pytest.mark.slow
 def test_workers_follow_the_autoscaler(
     processes: Processes, train: Path, gate: Gate, tmp_path: Path, ray: None
 ) -> None:
@@ -189,6 +205,7 @@ def test_workers_follow_the_autoscaler(
 
 
 @pytest.mark.parametrize("how", ["its own", "beside", "beside, newer"])
+@pytest.mark.nightly("a run that does not begin when a kind of autoscaler has made room")
 def test_a_run_begins_when_the_autoscaler_has_made_room(
     processes: Processes, train: Path, tmp_path: Path, ray: None, how: str
 ) -> None:
@@ -218,6 +235,7 @@ def test_a_run_begins_when_the_autoscaler_has_made_room(
         (("--hosts=a",), 2, r"--on ray says where tasks go, and so does --hosts"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_at_once(
     processes: Processes, cluster: RayCluster, train: Path, tmp_path: Path, flags: tuple[str, ...], code: int, says: str
 ) -> None:
@@ -226,6 +244,7 @@ def test_what_cannot_be_is_refused_at_once(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.nightly("a wait for room that has no end")
 def test_it_waits_for_room_for_as_long_as_it_may(
     processes: Processes, cluster: RayCluster, train: Path, gate: Gate
 ) -> None:
@@ -244,12 +263,14 @@ def test_it_waits_for_room_for_as_long_as_it_may(
     first.ends_with(0)
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_told_in_a_sentence(processes: Processes, cluster: RayCluster, train: Path) -> None:
     wrong = {**cluster.environ, "RAY_AUTH_TOKEN": "0" * 64}
     run = processes.paceline("run", "--on", cluster.address, train, **wrong).ends_with(3)
     assert len(run.lines) == 1 and "is RAY_AUTH_TOKEN the cluster's" in run.text
 
 
+@pytest.mark.slow
 def test_without_a_cluster_one_is_started_for_the_run(processes: Processes, train: Path, tmp_path: Path) -> None:
     with TemporaryDirectory(prefix="ray-test-") as short:  # Ray's sockets lie below it
         own = {"RAY_TMPDIR": short, "RAY_ADDRESS": "local"}
@@ -259,6 +280,7 @@ def test_without_a_cluster_one_is_started_for_the_run(processes: Processes, trai
     assert summary(tmp_path / "made")["global_step"] == 120
 
 
+@pytest.mark.nightly("a run that does not find its files as a submitted Ray job")
 def test_the_same_command_as_a_submitted_job(
     processes: Processes, cluster: RayCluster, train: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from paceline.lab.scenario import Matrix, only
 from paceline.telemetry.paths import RunPaths
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed.py"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 
 def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
@@ -37,21 +37,29 @@ def ran(matrix: Matrix, folder: Path) -> list[tuple[Cell, Finished]]:
     return [(cell, read(RunPaths(folder / slug(cell.title)), is_alone=not cell.num_ps)) for cell in table.cells]
 
 
+def check(seed: int, folder: Path) -> list[tuple[Cell, Finished]]:
+    """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits."""
+    ended = ran(only(accuracy.matrix(is_short=True), f", seed {seed}"), folder)
+    told = Told(ended)
+    for each in accuracy.TOPOLOGIES:
+        off, is_same = told.off_single(each, seed), told.is_same(each, seed)
+        assert off is None or off <= accuracy.OFF_SINGLE, (each.title, seed, off)
+        assert is_same is not False, (each.title, seed)
+        assert (off, is_same) != (None, None) or not each.num_ps, "a cluster is compared with something"
+    assert in_order(told, seed), (accuracy.ORDER, seed)
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_document_000_from_one_seed(tmp_path: Path) -> None:
+    check(SEEDS[0], tmp_path)
+
+
+@pytest.mark.nightly("a mean over seeds that is off the document, or a seed that is off one process")
 @pytest.mark.long
 def test_document_000(tmp_path: Path) -> None:
-    """Async after N updates is one process after N updates, within 0.01; sync and a lone worker are its bits. So from
-    every seed; then the means."""
-    ended: list[tuple[Cell, Finished]] = []
-    for seed in SEEDS:
-        ended += ran(only(accuracy.matrix(is_short=True), f", seed {seed}"), tmp_path / str(seed))
-        told = Told(ended)
-        for each in accuracy.TOPOLOGIES:
-            off, is_same = told.off_single(each, seed), told.is_same(each, seed)
-            assert off is None or off <= accuracy.OFF_SINGLE, (each.title, seed, off)
-            assert is_same is not False, (each.title, seed)
-            assert (off, is_same) != (None, None) or not each.num_ps, "a cluster is compared with something"
-        assert in_order(told, seed), (accuracy.ORDER, seed)
-    lines = verdict_lines(ended)
+    lines = verdict_lines([each for seed in SEEDS for each in check(seed, tmp_path / str(seed))])
     assert len(lines) == 8
     assert {line[-1] for line in lines} == {"within the bars"}, lines
 
@@ -70,6 +78,15 @@ def run_example(folder: Path) -> budget.Shared:
     return budget.Shared(budget.STEPS, left.global_step, counts, losses)
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_example_of_document_002_shares_10000_steps(tmp_path: Path) -> None:
+    found = run_example(tmp_path)
+    assert (found.total, found.applied, sum(found.counts)) == (10_000,) * 3
+    assert 2 < found.counts[0] / found.counts[1] < 9, "worker 1 is 4.2 times slower"
+
+
+@pytest.mark.nightly("a share or a cross entropy whose mean over runs is off document 002's")
 @pytest.mark.alone
 def test_document_002_shares_10000_steps(tmp_path: Path) -> None:
     """Worker 1 is 4.2 times slower; each says how many were its own. One ps and two; the lab and the example."""

@@ -107,7 +107,7 @@ def test_a_round_on_all_cores(name: str, has_gaps: bool, helpers: set[int], tmp_
     assert len(helpers) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("a round on all cores whose bits depend on the lane")
 @pytest.mark.parametrize("lane", ["shm", "tcp"])
 @pytest.mark.parametrize("name", MAKERS)
 def test_on_lanes(name: str, lane: str, helpers: set[int], tmp_path: Path) -> None:

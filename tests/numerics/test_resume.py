@@ -248,9 +248,14 @@ CASES = {
 }
 
 
+NIGHTLY = pytest.mark.nightly("a resumed run whose bits depend on its optimizer, loop, lane and ps together")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if at in (1, 2, 5) else NIGHTLY) for at, case in enumerate(CASES)]
+)
 def test_killed_as_a_whole_and_resumed_is_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
     """kill -9 of the launcher takes everybody with it; then `--resume auto` in the same folder."""
     flags, words, die_at = CASES[case]
@@ -276,8 +281,15 @@ def test_killed_as_a_whole_and_resumed_is_the_uninterrupted_run(case: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_ps", [1, 2])
-@pytest.mark.parametrize("loop", ["--epochs 100", "--loop steps --steps 1200 --optimizer SGD"])
+@pytest.mark.parametrize(
+    ("num_ps", "loop"),
+    [
+        (1, "--epochs 100"),
+        pytest.param(2, "--epochs 100", marks=NIGHTLY),
+        pytest.param(1, "--loop steps --steps 1200 --optimizer SGD", marks=NIGHTLY),
+        (2, "--loop steps --steps 1200 --optimizer SGD"),
+    ],
+)
 def test_interrupted_and_resumed_is_the_uninterrupted_run(num_ps: int, loop: str, tmp_path: Path) -> None:
     """Ctrl+C saves while everybody still trains, where each knows its place."""
     with started_processes(tmp_path) as processes:

@@ -26,6 +26,9 @@ def pushed(folder: Path, *words: str, says: tuple[str, ...] = ()) -> list[str]:
     return (folder / "1.txt").read_text().splitlines()
 
 
+NIGHTLY = pytest.mark.nightly("a worker that goes on elsewhere without a loader, or with one ps")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_worker_started_again_goes_on_at_its_batch(tmp_path: Path) -> None:
@@ -39,7 +42,7 @@ def test_a_worker_started_again_goes_on_at_its_batch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("data", ["loader", "none"])
+@pytest.mark.parametrize("data", ["loader", pytest.param("none", marks=NIGHTLY)])
 def test_a_plain_range_ends_with_the_others_after_a_restart(data: str, tmp_path: Path) -> None:
     """The worker goes on where it was, its loop does not: without a word it would do 17 steps twice."""
     words = ["--plain", *(["--no-loader"] if data == "none" else [])]
@@ -60,7 +63,7 @@ def test_a_plain_range_ends_with_the_others_after_a_restart(data: str, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("ps", ["1", "2"])
+@pytest.mark.parametrize("ps", [pytest.param("1", marks=NIGHTLY), "2"])
 def test_ctrl_c_saves_first_and_resume_goes_on_there(ps: str, tmp_path: Path) -> None:
     """Interrupted in the middle of an epoch of 20 batches, with nothing saved before."""
     with started_processes(tmp_path) as processes:

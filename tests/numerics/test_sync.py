@@ -110,7 +110,7 @@ def test_i4_sync_is_the_single_process(
     holds(lambda p: make(p, **chosen), workers, ps=ps, placement=placement, lane=lane)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("bits that differ where three or more of these choices meet; pairs are in make test")
 @pytest.mark.parametrize(
     ("workers", "ps", "placement", "lane", "optimizer", "implementation"), sorted(set(EVERYTHING) - set(FEW))
 )

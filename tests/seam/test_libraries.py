@@ -19,7 +19,10 @@ from alike import assert_same
 from safetensors.torch import load_file
 from table import CASES, Equal, Refused
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.nightly("a training loop of accelerate, transformers or lightning that trains otherwise on a cluster"),
+    pytest.mark.timeout(400),
+]
 
 HERE = Path(__file__).resolve().parent
 WAIT_S = 180

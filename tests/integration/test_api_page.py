@@ -1,4 +1,4 @@
-"""IS every public name in docs/api.md, with an example that runs? Its two chapters are run as the scripts that they are."""
+"""Hold docs/api.md to the public names, and run the examples of its two chapters as the two scripts that they are."""
 
 import re
 import sys

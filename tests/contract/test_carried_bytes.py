@@ -10,8 +10,7 @@ from lane_pairs import Running, connected, lanes
 from torch import nn
 
 import paceline
-from paceline.transport.channel import Channel
-from paceline.transport.counts import Counts, counts_of
+from paceline.transport.channel import Channel, Counts
 from paceline.wire.frames import FRAME_BYTES, Kind
 
 STEPS = 7
@@ -78,10 +77,10 @@ def test_both_ends_and_the_kernel_agree(size_bytes: int) -> None:
         server.send(Kind.ANSWER)
         client.recv()
         assert (client.payload_out, client.payload_in) == (server.payload_in, server.payload_out) == (size_bytes, 0)
-        here, there = counts_of(client), counts_of(server)
+        here, there = client.counts(), server.counts()
         client.close()
         client.close()
-        assert counts_of(client) == here, "what the kernel said before it was closed"
+        assert client.counts() == here, "what the kernel said before it was closed"
     if sys.platform == "linux":
         assert here.tcp_sent == there.tcp_received and here.tcp_received == there.tcp_sent == FRAME_BYTES
         assert here.tcp_sent is not None and 0 <= here.tcp_sent - client.bytes_out <= 8, "the digest of a large payload"

@@ -20,9 +20,9 @@ from paceline.server.control import roles
 from paceline.server.core import PsConfig
 from paceline.server.service import Service
 from paceline.transport import LANES, base, security
+from paceline.transport.acceptor import MAX_HALF_OPEN, OWN_HALF_OPEN
 from paceline.transport.base import Stream, split
 from paceline.transport.channel import SMALL_TAIL_BYTES, Channel, accept, connect
-from paceline.transport.reception import MAX_HALF_OPEN, OWN_HALF_OPEN
 from paceline.transport.security import MAGIC, NONCE_BYTES, Role, as_client
 from paceline.wire import messages as m
 from paceline.wire.frames import FRAME_BYTES, HEADER_BYTES, MAX_TAIL_BYTES, Kind

@@ -13,7 +13,7 @@ from on_card import in_this_process, main
 import paceline
 import paceline.tf1 as tf
 from paceline.ingraph.session import Session
-from paceline.transport import held
+from paceline.transport import port_reservation
 
 
 @paceline.op
@@ -38,7 +38,7 @@ def check_scope() -> str:
 
 
 def check_far_scope() -> str:
-    address = f"localhost:{held.free_port('localhost')}"
+    address = f"localhost:{port_reservation.free_port('localhost')}"
     with paceline.Server({"worker": [address]}, "worker", 0), paceline.connect({"worker": [address]}):
         with paceline.device("/job:worker/task:0/gpu:0"):
             assert where(torch.ones(2)) == ["cuda:0", "cuda:0"]

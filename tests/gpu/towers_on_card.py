@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import paceline
 from paceline.errors import UsageError
 from paceline.ingraph.draws import turn_of
-from paceline.transport import held
+from paceline.transport import port_reservation
 
 CARD = torch.device("cuda", 0)
 STEPS = 5
@@ -84,7 +84,7 @@ def same(want: nn.Module, got: nn.Module) -> None:
 @contextmanager
 def worker(config: paceline.ConfigProto | None = None) -> Iterator[None]:
     """A task worker:0 in this process, which is itself only a client."""
-    address = f"localhost:{held.free_port('localhost')}"
+    address = f"localhost:{port_reservation.free_port('localhost')}"
     server = paceline.Server({"worker": [address]}, "worker", 0, config=config)
     try:
         with paceline.connect({"worker": [address]}):

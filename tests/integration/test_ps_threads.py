@@ -16,7 +16,7 @@ from paceline.cluster.spec import ClusterSpec, Task
 from paceline.errors import ConnectionLost
 from paceline.launchers.ports import Reserved
 from paceline.launchers.serving import make_service
-from paceline.transport import reception
+from paceline.transport import acceptor
 
 UNWINDS_S = 0.3  # how long the connection's thread takes to end, which is what close() has to wait for
 
@@ -31,7 +31,7 @@ def test_no_thread_of_a_ps_outlives_its_service(ports: Reserved, monkeypatch: py
         threading.Event().wait(UNWINDS_S)
         raise ConnectionLost("it ended")
 
-    monkeypatch.setattr(reception, "accept", slow_to_end)
+    monkeypatch.setattr(acceptor, "accept", slow_to_end)
     address, worker = ports.addresses(2)
     cluster = ClusterSpec({"ps": [address], "worker": [worker]})
     assignment = Assignment(cluster, Task("ps", 0), 1, Settings(run_id="r"), bytes(32), "launcher")

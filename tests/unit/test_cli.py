@@ -34,7 +34,7 @@ from paceline.telemetry import read, summary
 from paceline.telemetry.lines import error_line
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import PsReport, WorkerReport
-from paceline.transport import held
+from paceline.transport import port_reservation
 from paceline.wire import messages as m
 from paceline.worker.control import Running, running
 
@@ -696,7 +696,7 @@ def test_who_joins_takes_a_place_that_nobody_has(tmp_path: Path) -> None:
 
 def test_two_that_join_at_once_get_different_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "r")
-    monkeypatch.setattr(held, "_HELD", {})
+    monkeypatch.setattr(port_reservation, "_RESERVED", {})
     taken = run.cluster.address(Task("worker", 1)).rpartition(":")
     places = [Task("worker", 1), Task("worker", 2)]
     with socket.create_server((taken[0], int(taken[2]))):
@@ -708,7 +708,7 @@ def test_two_that_join_at_once_get_different_places(tmp_path: Path, monkeypatch:
 def test_who_joins_gets_the_settings_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "r", mode="sync", replicas_to_aggregate=2, slow="worker:2=3x")
     monkeypatch.setattr(joining, "ask_status", lambda run: m.Status([], [], 5, live=[0, 1]))
-    monkeypatch.setattr(held, "_HELD", {})
+    monkeypatch.setattr(port_reservation, "_RESERVED", {})
     found = joining.join(run.run_dir)
     assert (found.task, found.source, found.secret) == (Task("worker", 2), "run folder", run.secret)
     assert found.incarnation > 1, "newer than what the launcher starts"

@@ -25,7 +25,7 @@ from paceline.telemetry import ledger as led
 from paceline.telemetry import summaries
 from paceline.telemetry.background import Background
 from paceline.telemetry.summaries import EventWriter
-from paceline.transport import held
+from paceline.transport import port_reservation
 from paceline.transport.tcp import TcpStream
 from paceline.worker.context import Context
 
@@ -197,8 +197,8 @@ def test_a_child_can_neither_use_nor_end_a_connection() -> None:
 
 
 def test_a_child_that_lives_on_keeps_no_address() -> None:
-    address = f"127.0.0.1:{held.free_port('127.0.0.1')}"
-    held.hold(address)
+    address = f"127.0.0.1:{port_reservation.free_port('127.0.0.1')}"
+    port_reservation.reserve(address)
     (is_there, tell), (go, let_go) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -207,9 +207,9 @@ def test_a_child_that_lives_on_keeps_no_address() -> None:
         os.read(go, 1)
         os._exit(0)
     os.read(is_there, 1)
-    held.let_go(address)
-    held.hold(address)  # fails while somebody listens there
-    held.let_go(address)
+    port_reservation.release(address)
+    port_reservation.reserve(address)  # fails while somebody listens there
+    port_reservation.release(address)
     os.write(let_go, b".")
     os.waitpid(pid, 0)
     for each in (is_there, tell, go, let_go):

@@ -33,7 +33,7 @@ from paceline.frameworks.torch.gradients import Outgoing
 codec = channel.Codec(b"1" * 32, b"2" * 32)
 stranger = channel.Codec(b"3" * 32, b"4" * 32)
 try:
-    is_signed = stranger.unpack(bytearray(codec.pack(Kind.PUSH, 0, 1, 1, 0, 0, b"", 7, 1, 0))).push_id != 7
+    is_signed = stranger.unpack(bytearray(codec.pack(Kind.PUSH, 0, 1, 1, 0, b"", 7, 1, 0))).push_id != 7
 except Exception:
     is_signed = True
 is_hashed = channel._checksum([b"a"]) != channel._checksum([b"b"])

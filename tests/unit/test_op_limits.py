@@ -42,7 +42,7 @@ def connected(serving: Serving, role: Role = Role.CLIENT) -> Channel:
 def claim(channel: Channel, bulk_bytes: int) -> None:
     """The frame of a call with so many bytes, which do not follow."""
     tail = ops.encode(ops.Call("alive", 1))
-    channel.stream.send([channel._codec.pack(Kind.COLD, 0, 0, 0, 0, 0, tail, 0, 0, bulk_bytes), tail])
+    channel.stream.send([channel._codec.pack(Kind.COLD, 0, 0, 0, 0, tail, 0, 0, bulk_bytes), tail])
 
 
 def resident_bytes() -> int:
@@ -169,7 +169,7 @@ def test_a_client_that_dies_in_a_step_leaves_neither_step_nor_session(
     at_master = serving.servers[0]
     until(lambda: bool(at_master._parts._steps))
     assert at_master._master._sessions
-    for stream in list(at_master._reception._streams):
+    for stream in list(at_master._acceptor._streams):
         stream.shutdown()  # all that a master sees of a client that was killed
     until(lambda: not at_master._parts._steps)
     until(lambda: not at_master._master._sessions)
@@ -191,9 +191,9 @@ def test_a_session_outlives_a_connection_that_its_client_has_replaced(
     one = graph.constant(1)
     with Session(serving.target(0), graph) as session:
         assert session.run(one) == 1
-        for stream in list(serving.servers[0]._reception._streams):
+        for stream in list(serving.servers[0]._acceptor._streams):
             stream.shutdown()
-        until(lambda: not serving.servers[0]._reception._streams)
+        until(lambda: not serving.servers[0]._acceptor._streams)
         assert session.run(one) == 1
 
 
@@ -281,5 +281,5 @@ def test_a_ps_in_the_cluster_is_no_obstacle_and_runs_nothing(serving: Serving) -
             double(2)
     finally:
         service.stop()
-        service._reception.shut()
-        service._reception.wait(2.0)
+        service._acceptor.shut()
+        service._acceptor.wait(2.0)

@@ -18,7 +18,7 @@ from paceline.errors import AuthenticationError, ConnectionLost, RemoteOpError, 
 from paceline.ingraph import neighbours
 from paceline.ingraph.remote import Remote
 from paceline.ingraph.server import Server
-from paceline.transport import held
+from paceline.transport import port_reservation
 from paceline.transport.base import split
 from paceline.transport.channel import connect
 from paceline.transport.security import Role
@@ -257,7 +257,7 @@ def test_a_task_that_ends_while_it_works_is_named(serving: Serving) -> None:
     thread = threading.Thread(target=call)
     thread.start()
     assert began.wait(10)
-    serving.servers[1]._reception.shut()
+    serving.servers[1]._acceptor.shut()
     thread.join(10)
     goes_on.set()
     assert isinstance(error[0], ConnectionLost)
@@ -419,7 +419,7 @@ def test_a_server_without_arguments_is_found_where_init_finds_it(
 
 
 def test_a_held_port_is_let_go_for_the_server(serving: Serving) -> None:
-    held.hold(serving.cluster.task_address("worker", 0))
+    port_reservation.reserve(serving.cluster.task_address("worker", 0))
     serving.start(0)
     with paceline.device(TASK_0):
         assert where().endswith("task:0")

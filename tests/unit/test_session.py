@@ -365,7 +365,7 @@ def test_a_task_that_ends_in_a_step_is_named_and_the_others_stop_waiting(serving
     thread = threading.Thread(target=run)
     thread.start()
     assert began.wait(10)
-    serving.servers[1]._reception.shut()
+    serving.servers[1]._acceptor.shut()
     thread.join(15)
     goes_on.set()
     assert isinstance(error[0], ConnectionLost) and "/job:worker/replica:0/task:1" in str(error[0])

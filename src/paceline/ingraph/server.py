@@ -2,7 +2,7 @@
 
 Made by the user's script, as TensorFlow's programs do. It listens in a thread from the moment it is made, so a session
 in the same process finds it. A client that holds the secret may call ops, the chief alone may end the task; nobody
-else gets past transport/reception.
+else gets past transport/acceptor.
 """
 
 import atexit
@@ -36,8 +36,8 @@ from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.records import OVER, RUNS, SERVES, WorkerReport
 from paceline.telemetry.sink import append
-from paceline.transport import held
-from paceline.transport.reception import Reception
+from paceline.transport import port_reservation
+from paceline.transport.acceptor import Acceptor
 from paceline.transport.security import Role
 from paceline.worker import hangup
 from paceline.worker.exits import let_errors_set_the_exit_code
@@ -91,14 +91,14 @@ class Server:
             **self._master.verbs,
         }
         self._calls = Calls(self.neighbours, verbs, self._stopped_by, self._master.left)
-        self._reception = Reception(self._assignment.secret, self._calls.serve)
+        self._acceptor = Acceptor(self._assignment.secret, self._calls.serve)
         if start:
             self.start()
 
     @staticmethod
     def create_local_server(config: ConfigProto | None = None, start: bool = True) -> "Server":
         """A cluster of this process alone: job `local`, task 0, at a free port."""
-        address = f"{LOCALHOST}:{held.free_port(LOCALHOST)}"
+        address = f"{LOCALHOST}:{port_reservation.free_port(LOCALHOST)}"
         return Server({"local": [address]}, "local", 0, config=config, start=start)
 
     @property
@@ -122,7 +122,7 @@ class Server:
         self._is_started = True
         for line in lines.cluster_lines(self.cluster, self.neighbours.log_style):
             say(line)
-        _listen(self._reception, self._assignment)
+        _listen(self._acceptor, self._assignment)
         become(self.neighbours)
         _servers.append(self)
         _made.append(self)
@@ -159,9 +159,9 @@ class Server:
             return
         _servers.remove(self)
         atexit.unregister(self.stop)
-        self._reception.shut()
+        self._acceptor.shut()
         self._parts.close()
-        self._reception.wait(END_S)
+        self._acceptor.wait(END_S)
         leave(self.neighbours)
 
     def stop_others(self) -> None:
@@ -249,13 +249,13 @@ def _assignment(
     return discover_as(spec, job_name, task_index)
 
 
-def _listen(reception: Reception, assignment: Assignment) -> None:
+def _listen(acceptor: Acceptor, assignment: Assignment) -> None:
     address, lane = assignment.cluster.address(assignment.task), assignment.settings.lane
-    held.let_go(address)
+    port_reservation.release(address)
     try:
-        listen(assignment, reception.listen, "auto" if lane == "inproc" else lane, say)
+        listen(assignment, acceptor.listen, "auto" if lane == "inproc" else lane, say)
     except UsageError:
-        reception.shut()
+        acceptor.shut()
         raise
     say(lines.started_line(address, assignment.settings.log_style))
 

@@ -26,7 +26,7 @@ from paceline.launchers.notice import tell_lost
 from paceline.telemetry import lines, losses
 from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import ByHand, RunPaths
-from paceline.transport import held
+from paceline.transport import port_reservation
 from paceline.transport.base import split
 from paceline.worker import hangup
 from paceline.worker.context import Context
@@ -211,7 +211,7 @@ def _reserve(assignment: Assignment) -> None:
     if assignment.task.job in assignment.cluster.jobs:
         hold(assignment.cluster, assignment.task)
         address = assignment.cluster.address(assignment.task)
-        if held.is_held(address):
+        if port_reservation.is_reserved(address):
             flush_line(lines.started_line(address, assignment.settings.log_style))
 
 
@@ -228,7 +228,7 @@ def hold(cluster: ClusterSpec, task: Task) -> None:
     """
     address = cluster.address(task)
     try:
-        held.hold(address)
+        port_reservation.reserve(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE and _is_spawned():
             raise UsageError(

@@ -20,8 +20,8 @@ from paceline.server.control.described import is_ordinary, options_problem
 from paceline.server.core import Core, Peer, PsConfig
 from paceline.server.desk import Answers, Desk, Report
 from paceline.server.memory import Memory
+from paceline.transport.acceptor import Acceptor
 from paceline.transport.base import Buffer
-from paceline.transport.reception import Reception
 from paceline.wire.decisions import Key
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Failed, Options, Position, PushTail, decode
@@ -37,7 +37,7 @@ class Service:
     def __init__(self, config: PsConfig, secret: bytes, on_report: Report, memory: Memory | None = None) -> None:
         self.core = Core(config, memory)
         self.desk = Desk(self.core, on_report)
-        self._reception = Reception(secret, lambda channel: self._serve(Peer(channel)))
+        self._acceptor = Acceptor(secret, lambda channel: self._serve(Peer(channel)))
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
@@ -55,7 +55,7 @@ class Service:
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
         """Open the doors; raises OSError when the port is taken."""
-        self._reception.listen(address, lanes)
+        self._acceptor.listen(address, lanes)
 
     def run(self, on_tick: Callable[[Core], None]) -> None:
         """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
@@ -82,10 +82,10 @@ class Service:
         self._over.set()
 
     def close(self) -> None:
-        self._reception.shut()
+        self._acceptor.shut()
         for peer in list(self.core.peers.values()):
             peer.outbox.put(None)
-        self._reception.wait(END_S)
+        self._acceptor.wait(END_S)
         with self.core.lock:
             if self.core.shard is not None:
                 self.core.shard.close()
@@ -149,7 +149,7 @@ class Service:
             self._waking.notify()
             if not self._has_waker:
                 self._has_waker = True
-                self._reception.start("waker", self._wake_when_due)
+                self._acceptor.start("waker", self._wake_when_due)
 
     def _wake_when_due(self) -> None:
         while not self._over.is_set():

@@ -1,4 +1,4 @@
-"""HOW are bytes carried? What a lane must offer; everything above it sees only this.
+"""Streams and listeners over sockets: what a lane must offer, and all that the code above a lane sees of it.
 
 A lane listens and connects; a stream moves bytes in order and, where memory can be shared, hands arenas over.
 A new lane passes tests/contract/test_lane_contract.py and never decides anything about training.
@@ -7,37 +7,24 @@ A new lane passes tests/contract/test_lane_contract.py and never decides anythin
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 from paceline import forks
-from paceline.errors import ConnectionLost, WaitTimeout
+from paceline.errors import AuthenticationError, ConnectionLost, WaitTimeout
 from paceline.params.arena import Arena
 
 Buffer = bytes | bytearray | memoryview
 IOV_LIMIT = 512  # buffers a single sendmsg takes
-SEND_S = 30.0  # for which nothing at all may be taken by the other side before it is given up
-SLOWEST_BYTES_S = 1 << 16  # and on the whole it must take so much a second
-REST_S = 30.0  # silence in the middle of a frame
-
-
-class Rest:
-    """The first bytes of a frame are here, so the rest is on the way; whoever then falls silent is given up."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._since_s = time.monotonic()
-
-    def came(self) -> None:
-        self._since_s = time.monotonic()
-
-    def check(self) -> None:
-        if time.monotonic() - self._since_s > REST_S:
-            raise ConnectionLost(f"{self._name} fell silent in the middle of a message for {REST_S:.0f} s")
+SEND_S = 30.0  # a peer that takes nothing at all for so long is given up
+SLOWEST_BYTES_S = 1 << 16  # and so is one that takes less than this per second of a large message
+REST_S = 30.0  # a peer that is silent for so long in the middle of a frame is given up
+ACCEPT_PAUSE_S = 0.05
 
 
 class _Inherited:
-    """Stands in a forked child for a socket of its parent."""
+    """A stand-in, in a forked child, for a socket of its parent."""
 
     def __init__(self, owner: forks.Owner) -> None:
         self._owner = owner
@@ -60,8 +47,8 @@ class Stream:
 
     shares_memory: ClassVar[bool] = False
     lane: ClassVar[str] = ""
-    name: str = "the other side"  # for messages; whoever connects knows better
-    look_s: float = 0.0  # so long a frame is looked for before we sleep; only for whoever has a core to spare
+    name: str = "the other side"  # in messages; a client sets the task that it has connected to
+    look_s: float = 0.0  # how long to spin for a frame before sleeping; set where a core is free for it
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -71,16 +58,16 @@ class Stream:
         forks.hold(self)
 
     def set_timeout(self, seconds: float) -> None:
-        """Let reads give up after this long (0: never). The kernel's timeout costs no extra system call."""
+        """Let reads raise WaitTimeout after this long (0: never). The kernel's timeout costs no extra system call."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
     def set_send_timeout(self, seconds: float) -> None:
-        """Give one up that takes nothing for so long, or too little on the whole (0: never)."""
+        """Let sends raise ConnectionLost when the peer takes nothing for so long, or too little (0: never)."""
         self._send_s = seconds
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
-        """Everything in `buffers`, in order. Who knows their size together spares us to look when all goes at once."""
+        """Send everything in `buffers`, in order. With their total size, one system call is mostly all it takes."""
         try:
             if size_bytes < 0 or len(buffers) > IOV_LIMIT:
                 self._send_many(buffers, 0)
@@ -92,7 +79,7 @@ class Stream:
             raise ConnectionLost(f"the connection to {self.name} ended while sending: {error}") from error
 
     def _send_many(self, buffers: Sequence[Buffer], sent: int) -> None:
-        """All of them but the first `sent` bytes, as many at a time as the kernel takes."""
+        """Send all but the first `sent` bytes, as many buffers at a time as the kernel takes."""
         views = [v for v in (memoryview(b).cast("B") for b in buffers) if v.nbytes]
         until_s = time.monotonic() + self._send_s + sum([v.nbytes for v in views]) / SLOWEST_BYTES_S
         first = 0
@@ -108,7 +95,7 @@ class Stream:
             sent = self._sock.sendmsg(views[first : first + IOV_LIMIT])
 
     def recv_some(self, view: memoryview) -> int:
-        """As much of `view` as comes before the timeout; at least a byte, or WaitTimeout."""
+        """Receive as much of `view` as comes before the timeout; raise WaitTimeout if that is nothing."""
         try:
             count = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
         except BlockingIOError as error:
@@ -120,24 +107,31 @@ class Stream:
         return count
 
     def look(self, view: memoryview) -> int:
-        """How many bytes of `view` came in a moment, without sleeping; a lane that is not worth it never looks."""
+        """Spin for a moment, without sleeping, and return how many bytes of `view` came; most lanes never spin."""
         return 0
 
     def recv_into(self, view: memoryview) -> None:
         """Fill `view`. A timeout before the first byte raises WaitTimeout, and nothing is lost by it."""
-        position = self.recv_some(view) if len(view) else 0
-        if position == len(view):
-            return
-        rest = Rest(self.name)
+        if len(view) and (count := self.recv_some(view)) < len(view):
+            self.recv_rest(view[count:])
+
+    def recv_rest(self, view: memoryview) -> None:
+        """Fill `view` with more of a frame that has begun: wait through timeouts, give up a peer that falls silent."""
+        position, heard_s = 0, time.monotonic()
         while position < len(view):
             try:
                 position += self.recv_some(view[position:])
-                rest.came()
+                heard_s = time.monotonic()
             except WaitTimeout:
-                rest.check()
+                self.check_silence(heard_s)
+
+    def check_silence(self, since_s: float) -> None:
+        """Raise ConnectionLost if the peer has been silent in the middle of a message for too long."""
+        if time.monotonic() - since_s > REST_S:
+            raise ConnectionLost(f"{self.name} fell silent in the middle of a message for {REST_S:.0f} s")
 
     def is_ended(self) -> bool:
-        """Whether the other side has closed, as far as this side has heard; for a connection that lay idle."""
+        """Tell whether the other side has closed, as far as this side has heard."""
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -146,21 +140,20 @@ class Stream:
             return True
 
     def kernel_bytes(self) -> tuple[int, int] | None:
-        """What the system itself counted on this connection, (sent, received); None where it does not say."""
+        """Return (sent, received) as the system counted them on this connection; None where it does not."""
         return None
 
     def send_arenas(self, arenas: Sequence[Arena]) -> None:
+        """Hand memory over to the other side, which must call recv_arenas."""
         raise ConnectionLost(f"the {self.lane} lane cannot share memory")
 
     def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
         raise ConnectionLost(f"the {self.lane} lane cannot share memory")
 
     def shutdown(self) -> None:
-        """Wake whoever reads or writes here."""
-        try:
+        """End the connection, so that threads blocked in reads and writes return."""
+        with suppress(OSError):  # it was closed already
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # it was closed already, which is what we wanted
 
     def close(self) -> None:
         self.shutdown()
@@ -181,8 +174,44 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
+class SocketListener:
+    """A listening socket. It stays open through passing failures: too few descriptors, a client that gave up."""
+
+    def __init__(self, sock: socket.socket, stream: Callable[[socket.socket], Stream]) -> None:
+        self._sock = sock
+        self._stream = stream
+        self._is_closed = False
+        forks.hold(self)
+
+    def accept(self) -> Stream:
+        """Wait for the next stream; raises ConnectionLost once the listener is closed."""
+        while True:
+            try:
+                sock = self._sock.accept()[0]
+            except OSError as error:
+                if self._is_closed:
+                    raise ConnectionLost(f"the listener was closed: {error}") from error
+                time.sleep(ACCEPT_PAUSE_S)  # for a free descriptor there is no event to wait for
+                continue
+            try:
+                return self._stream(sock)
+            except AuthenticationError:
+                sock.close()
+
+    def close(self) -> None:
+        """Free the address, and have a blocked accept return."""
+        self._is_closed = True
+        with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def close_in_child(self) -> None:
+        """Forget the descriptor: a child that lives on must not keep the address."""
+        self._sock.close()
+
+
 class Lane(Protocol):
-    """A way to carry bytes. What this system, or this pair of hosts, does not have refuses to connect."""
+    """A way to carry bytes. Refuses to connect where this system, or this pair of hosts, does not have it."""
 
     name: ClassVar[str]
 
@@ -202,8 +231,22 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def bound(address: str, backlog: int = 128) -> socket.socket:
+    """Return a TCP socket that listens at an address; raises OSError when the port is taken."""
+    host, port = split(address)
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 def is_unknown_name(error: OSError) -> bool:
-    """Whether an address was not found because nobody knows its host's name, or not yet."""
+    """Tell whether an address was not found because its host's name does not resolve, or not yet."""
     return isinstance(error, socket.gaierror)
 
 

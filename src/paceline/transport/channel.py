@@ -1,4 +1,4 @@
-"""HOW does a frame travel? A stream, a codec and two counters: send a frame, receive a frame, move bulk.
+"""Authenticated connections: send and receive frames with their tails and bulk over a stream.
 
 Used by server/service and worker/client. Sending is safe from any thread; receiving belongs to one.
 """
@@ -7,24 +7,47 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import xxhash
 
 from paceline import forks
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError, WaitTimeout
 from paceline.params.arena import has_shared_memory
 from paceline.transport import LANES, tls
-from paceline.transport.base import Buffer, Rest, Stream
+from paceline.transport.base import Buffer, Stream
 from paceline.transport.security import Role, as_client, as_server, deadline_s, keys_dir_of
 from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, NO_TAIL, TAIL_BYTES, Codec, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
-HASH_BYTES = 1 << 20  # the xxh3 of bulk up to this size is in its frame; of larger bulk it comes behind it
+HASH_BYTES = 1 << 20  # the xxh3 of bulk up to this size is in its frame; of larger bulk it follows the bulk
 SEND_BYTES = 1 << 22  # sent and hashed at a time: the kernel is faster with one large piece than with many
 RECV_BYTES = 1 << 20  # received and hashed at a time
 CHECKSUM_BYTES = 8
-ASK_S = 120.0  # the longest that an answer may take which waits for nobody else
-PIECE_BYTES = 1 << 16  # a tail takes memory as it comes, not as it is claimed
-SMALL_TAIL_BYTES = 1 << 16  # what those may say who bring no model
+ASK_S = 120.0  # limit for a reply that waits for no other task
+PIECE_BYTES = 1 << 16  # memory for a tail is allocated as it comes, not as it is claimed
+SMALL_TAIL_BYTES = 1 << 16  # limit for roles that bring no model
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Bytes that connections carried: payload (tensors) sent and received, and all bytes by TCP_INFO, where known."""
+
+    sent: int = 0
+    received: int = 0
+    tcp_sent: int | None = 0
+    tcp_received: int | None = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Add two; a number that one of them does not know is unknown in the sum.
+
+        >>> Counts(1, 2, 3, 4) + Counts(1, 2, None, None)
+        Counts(sent=2, received=4, tcp_sent=None, tcp_received=None)
+        """
+        return Counts(
+            self.sent + other.sent,
+            self.received + other.received,
+            None if self.tcp_sent is None or other.tcp_sent is None else self.tcp_sent + other.tcp_sent,
+            None if self.tcp_received is None or other.tcp_received is None else self.tcp_received + other.tcp_received,
+        )
 
 
 class Channel:
@@ -32,14 +55,14 @@ class Channel:
 
     def __init__(self, stream: Stream, keys: tuple[bytes, bytes], role: Role = Role.WORKER) -> None:
         self.stream = stream
-        self.role = role  # the client's, on both ends
-        self.address = ""  # that was connected to
+        self.role = role  # of the client, on both ends
+        self.address = ""  # set on the client's end
         self.tail_limit_bytes = MAX_TAIL_BYTES
         self.shares_memory = stream.shares_memory
         self.lane = stream.lane
         self.bytes_in = 0
         self.bytes_out = 0
-        self.payload_in = 0  # of those the bulk: gradients, parameters and other tensors
+        self.payload_in = 0  # the part of them that is bulk: gradients, parameters and other tensors
         self.payload_out = 0
         self._kernel_bytes: tuple[int, int] | None = None
         self._codec = Codec(*keys)
@@ -60,7 +83,7 @@ class Channel:
         tail: bytes = b"",
         bulk: Sequence[Buffer] = (),
     ) -> None:
-        """One frame, its tail, its bulk and the bulk's checksum."""
+        """Send one frame with its tail, its bulk and the bulk's checksum."""
         size = sum([memoryview(b).nbytes for b in bulk]) if bulk else 0
         checksum = _checksum(bulk) if 0 < size <= HASH_BYTES else 0
         with self._sending:
@@ -76,8 +99,8 @@ class Channel:
         self.bytes_out += FRAME_BYTES + len(tail) + size
 
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:
-        """Large bulk goes out in large pieces. Each is hashed right behind it, while it is on its way and the other
-        side takes it, and the checksum comes last."""
+        """Send large bulk in large pieces. Hash each one right after it is sent, while the other side receives it; the
+        checksum comes last."""
         digest = xxhash.xxh3_64()
         head: list[Buffer] = [frame, tail]
         size = FRAME_BYTES + len(tail)
@@ -89,12 +112,13 @@ class Channel:
         self.stream.send((digest.digest(),), CHECKSUM_BYTES)
 
     def recv(self) -> Frame:
-        """The next frame with its tail; bulk, if any, must be taken with recv_bulk before the next call."""
-        seen = self.stream.look(self._view) if self.stream.look_s else 0
+        """Receive the next frame and its tail; take bulk, if any, with recv_bulk before the next call."""
+        stream = self.stream
+        seen = stream.look(self._view) if stream.look_s else 0
         if not seen:
-            self.stream.recv_into(self._view)
+            stream.recv_into(self._view)
         elif seen < FRAME_BYTES:
-            self._fill(self._view[seen:])
+            stream.recv_rest(self._view[seen:])
         size, tail = 0, b""
         if self._frame[TAIL_BYTES] != NO_TAIL:
             size = self._codec.tail_bytes(self._frame)
@@ -104,67 +128,49 @@ class Channel:
         return frame
 
     def _recv_tail(self, size: int) -> bytes:
-        """The MAC can be checked only behind the tail, so nothing is believed yet but the bytes that are there."""
+        """Receive a tail. Its MAC can be checked only when all of it is here, so its claimed size is not trusted."""
         if size > self.tail_limit_bytes:
             raise ProtocolError(f"a {self.role} sent a tail of {size} bytes, its limit is {self.tail_limit_bytes}")
         tail = bytearray()
         while len(tail) < size:
             piece = bytearray(min(PIECE_BYTES, size - len(tail)))
-            self._fill(memoryview(piece))
+            self.stream.recv_rest(memoryview(piece))
             tail += piece
         return bytes(tail)
 
     def recv_cold(self) -> Frame:
-        """The next cold message. An answer that comes first was sent to wake a worker that was awake already."""
+        """Receive the next cold message. Skip answers, which were sent to wake a worker that had not slept."""
         frame = self.recv()
         while frame.kind == Kind.ANSWER and self.shares_memory:
             frame = self.recv()
         return frame
 
     def recv_bulk(self, frame: Frame, into: memoryview) -> None:
-        """The bulk behind `frame`, straight into its place; its size must be what the place has."""
+        """Receive the bulk of `frame` into its place, which must have its size, and check it."""
         if frame.bulk_bytes != into.nbytes:
             raise ProtocolError(f"{frame.bulk_bytes} bytes came where {into.nbytes} belong")
         self.payload_in += frame.bulk_bytes
         if frame.bulk_bytes <= HASH_BYTES:
-            if frame.bulk_bytes:
-                self._fill(into)
-                if xxhash.xxh3_64_intdigest(into) != frame.checksum:
-                    raise ProtocolError("a payload was damaged on the way")
+            self.stream.recv_rest(into)
+            if into.nbytes and xxhash.xxh3_64_intdigest(into) != frame.checksum:
+                raise ProtocolError("a payload was damaged on the way")
             return
         digest = xxhash.xxh3_64()
-        position = 0
-        rest = Rest(self.stream.name)
-        while position < into.nbytes:
-            piece = into[position : position + RECV_BYTES]
-            try:
-                count = self.stream.recv_some(piece)
-            except WaitTimeout:
-                rest.check()
-                continue
-            rest.came()
-            digest.update(piece[:count])
-            position += count
+        for start in range(0, into.nbytes, RECV_BYTES):
+            piece = into[start : start + RECV_BYTES]
+            self.stream.recv_rest(piece)
+            digest.update(piece)
         checksum = bytearray(CHECKSUM_BYTES)
-        self._fill(memoryview(checksum))
+        self.stream.recv_rest(memoryview(checksum))
         if digest.digest() != checksum:
             raise ProtocolError("a payload was damaged on the way")
 
-    def _fill(self, view: memoryview) -> None:
-        rest: Rest | None = None
-        while True:
-            try:
-                return self.stream.recv_into(view)
-            except WaitTimeout:
-                rest = rest or Rest(self.stream.name)
-                rest.check()
-
     def say(self, message: Request | Reply, bulk: Sequence[Buffer] = (), push_id: int = 0) -> None:
-        """A cold message."""
+        """Send a cold message."""
         self.send(Kind.COLD, tail=encode(message), bulk=bulk, push_id=push_id)
 
     def ask(self, message: Request, bulk: Sequence[Buffer] = (), limit_s: float = ASK_S) -> tuple[Reply, Frame]:
-        """Say it and wait for the one reply. The caller owns this channel's receiving side."""
+        """Send a request and wait for its one reply. The caller must own this channel's receiving side."""
         self.say(message, bulk)
         deadline = time.monotonic() + limit_s
         while True:
@@ -176,11 +182,15 @@ class Channel:
                     raise WaitTimeout(f"no answer to {type(message).__name__} within {limit_s:.0f} s") from None
 
     def kernel_bytes(self) -> tuple[int, int] | None:
-        """(sent, received) as the system counted them, also after close(); asks the system, so not for every frame."""
+        """Return (sent, received) as the system counted them, also after close(); this is a system call."""
         return self.stream.kernel_bytes() or self._kernel_bytes
 
+    def counts(self) -> Counts:
+        """Return what this connection has carried so far; not meant for every frame."""
+        return Counts(self.payload_out, self.payload_in, *(self.kernel_bytes() or (None, None)))
+
     def close_in_child(self) -> None:
-        """Refuse at once, also where another thread was sending when the child was forked."""
+        """Make a lock that is free: another thread may have been sending when the child was forked."""
         self._sending = threading.Lock()
 
     def close(self) -> None:
@@ -189,8 +199,8 @@ class Channel:
 
 
 def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role: Role = Role.WORKER) -> Channel:
-    """The best lane to an address: shm when the ps is on this very host, else tcp; or the one asked for. `timeout_s` is
-    for the connection, and then for the handshake, which has HANDSHAKE_S at most."""
+    """Connect by the lane asked for; `auto` is shm if the ps is on this host, else tcp. `timeout_s` holds for the
+    connection, and then for the handshake, which has HANDSHAKE_S at most."""
     wanted = ["shm", "tcp"] if lane == "auto" else [lane]
     if lane == "auto" and not has_shared_memory():
         wanted = ["tcp"]
@@ -216,7 +226,7 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role
 
 
 def accept(stream: Stream, secret: bytes) -> Channel:
-    """The server's end: a channel, or AuthenticationError."""
+    """Return the server's end of a channel, or raise AuthenticationError."""
     until_s = deadline_s()
     keys_dir = keys_dir_of(secret)
     if keys_dir is not None and stream.lane == "tcp":
@@ -238,7 +248,7 @@ def _checksum(bulk: Sequence[Buffer]) -> int:
 
 
 def _pieces(bulk: Sequence[Buffer], limit_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
-    """All of it in order, in groups of about so many bytes, each with its size; a large buffer is cut.
+    """Yield all of it in order, in groups of about so many bytes, each with its size; a large buffer is cut.
 
     >>> [[bytes(piece) for piece in group] for group, _ in _pieces([b"ab", b"cdefg"], 4)]
     [[b'ab', b'cdef'], [b'g']]

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -184,6 +185,7 @@ class GrpcListener:
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
         service, _, method = METHOD.strip("/").partition("/")
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        self._address = address
         check_free(address)
         try:
             port = self._server.add_insecure_port(address)
@@ -209,10 +211,16 @@ class GrpcListener:
         return stream
 
     def close(self) -> None:
-        """No new ones from now on; streams that are open have a moment for what was sent on them."""
+        """Accept no more streams and free the address; open ones have a moment for what was sent on them."""
         self._server.stop(END_S)
         self._threads.shutdown(wait=False)
         self._waiting.put(None)
+        until_s = time.monotonic() + END_S
+        while time.monotonic() < until_s:  # gRPC closes its socket in a thread of its own
+            with suppress(OSError):
+                check_free(self._address)
+                return
+            time.sleep(0.01)
 
 
 class GrpcLane:

@@ -1,7 +1,7 @@
 """The shm lane: frames on an abstract Unix socket, gradients and parameters in memory that both sides map.
 
-Chosen by itself: an abstract name can be reached only within one network namespace of one kernel, so whoever connects
-*is* on this host. The peer's user is checked; descriptors travel by SCM_RIGHTS and leave nothing behind.
+Chosen by default: an abstract name can be reached only within one network namespace of one kernel, so a client that
+connects is on this host. The peer's user is checked; descriptors travel by SCM_RIGHTS and leave nothing behind.
 """
 
 import os
@@ -10,16 +10,15 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import ClassVar
 
 from paceline.errors import AuthenticationError, ConnectionLost
 from paceline.params.arena import Arena, has_shared_memory
-from paceline.transport.base import Rest, Stream, split
-from paceline.transport.tcp import Door
+from paceline.transport.base import SocketListener, Stream, split
 
-DISTURBED_S = 50e-6  # between two looks: somebody else wants this core
-MAX_BLIND = 256  # frames that are not looked for, after looking has been in vain again and again
+DISTURBED_S = 50e-6  # a spin that takes longer shares its core with another thread
+MAX_BLIND = 256  # frames received without spinning, after spinning has failed again and again
 
 
 class ShmStream(Stream):
@@ -28,12 +27,12 @@ class ShmStream(Stream):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        self._blind, self._vain = 0, 1  # frames that are not looked for now, and after the next look in vain
+        self._blind, self._vain = 0, 1  # frames to receive without spinning: now, and after the next failure
         check_same_user(sock)
 
     def look(self, view: memoryview) -> int:
-        """Whoever sends need not wake us then, and we need not be woken, which takes longer than most waits. Looking
-        in vain, or in somebody's way, is done less and less."""
+        """Spin before sleeping, with exponential back-off: waking a thread takes longer than most waits here. Stop at
+        once on a core that another thread wants."""
         if self._blind:
             self._blind -= 1
             return 0
@@ -50,7 +49,7 @@ class ShmStream(Stream):
                 if now_s - before_s > DISTURBED_S:
                     break
             except OSError:
-                return 0  # whoever reads next hears what it is
+                return 0  # the read that follows raises what is wrong
         self._blind, self._vain = self._vain, min(2 * self._vain, MAX_BLIND)
         return 0
 
@@ -62,13 +61,13 @@ class ShmStream(Stream):
             raise ConnectionLost(f"the connection ended while handing memory over: {error}") from error
 
     def recv_arenas(self, sizes: Sequence[int], writable: Sequence[bool]) -> list[Arena]:
-        rest = Rest(self.name)
+        since_s = monotonic()
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._sock, 1, len(sizes))
                 break
             except BlockingIOError:
-                rest.check()  # the reply is here, so the descriptors are on the way
+                self.check_silence(since_s)  # the reply is here, so the descriptors are on the way
             except OSError as error:
                 raise ConnectionLost(f"the connection ended while taking memory over: {error}") from error
         are_whole = len(fds) == len(sizes) and all(
@@ -81,31 +80,19 @@ class ShmStream(Stream):
         return [Arena.opened(fd, size, ok) for fd, size, ok in zip(fds, sizes, writable, strict=True)]
 
 
-class ShmListener:
-    def __init__(self, address: str) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(abstract_name(address))
-        self._sock.listen(128)
-        self._door = Door(self._sock)
-
-    def accept(self) -> Stream:
-        while True:
-            sock = self._door.accept()
-            try:
-                return ShmStream(sock)
-            except AuthenticationError:
-                sock.close()
-
-    def close(self) -> None:
-        self._door.close()
-
-
 class ShmLane:
     name: ClassVar[str] = "shm"
 
     @staticmethod
-    def listen(address: str) -> ShmListener:
-        return ShmListener(address)
+    def listen(address: str) -> SocketListener:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(abstract_name(address))
+            sock.listen(128)
+        except OSError:
+            sock.close()
+            raise
+        return SocketListener(sock, ShmStream)
 
     @staticmethod
     def connect(address: str, timeout_s: float) -> Stream:
@@ -125,9 +112,9 @@ class ShmLane:
 
 
 def abstract_name(address: str) -> str:
-    """The abstract socket beside a TCP address; the address is resolved, so that localhost and 127.0.0.1 are one."""
+    """Return the abstract socket's name for a TCP address, resolved, so that localhost and 127.0.0.1 are one."""
     host, port = split(address)
-    with suppress(OSError):  # an unknown host cannot be this one; the connection will say so
+    with suppress(OSError):  # an unknown host is not this one; the connection will fail
         host = socket.gethostbyname(host)
     return f"\0paceline/{host}:{port}"
 

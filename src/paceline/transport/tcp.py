@@ -9,23 +9,17 @@ import socket
 import struct
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import ClassVar
 
-from paceline import forks
 from paceline.errors import ConnectionLost, HostNotFound
-from paceline.transport.base import Stream, split
+from paceline.transport.base import SocketListener, Stream, bound, split
 
-PAUSE_S = 0.05
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 20_000}  # s, s, times, ms
 
-
-GATHER_BYTES = (
-    1 << 20
-)  # what is as large as this is read when all of it is there, if more read such than there are cores
-GATHER_MS = 200  # or after so long, on a slow link
-
+# If more threads receive this much than there are cores, each waits until all of it is there, or this long.
+GATHER_BYTES = 1 << 20
+GATHER_MS = 200
 
 # Where the kernel's struct tcp_info has them: bytes received; bytes sent, and of those the ones sent again.
 INFO_BYTES = 216
@@ -34,7 +28,7 @@ RECEIVED_AT, SENT_AT = 128, 200
 
 
 class Reading:
-    """Counts who reads something large in this process now; entered, it tells whether they are more than the cores."""
+    """Count the threads of this process that receive something large; on entry, tell if they outnumber the cores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,10 +67,10 @@ class TcpStream(Stream):
             return super().recv_some(view)
 
     def _gather(self, size_bytes: int) -> None:
-        """Sleep until so much is there, instead of being woken for each segment of 64 KiB: where readers share the
-        cores, that costs as much as the bytes themselves (who has a core to itself is faster without). Only the moment
-        to read is chosen, nothing is promised."""
-        with suppress(OSError, ValueError):  # whoever reads next hears what it is
+        """Sleep until so much is there, instead of waking for each segment of 64 KiB: where readers share the cores,
+        that costs as much as the bytes themselves (a reader with a core to itself is faster without). The read that
+        follows may still get less."""
+        with suppress(OSError, ValueError):  # the read that follows raises what is wrong
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
             ready = select.poll()
             ready.register(self._sock, select.POLLIN)
@@ -88,7 +82,7 @@ class TcpStream(Stream):
 
 
 def info_bytes(sock: socket.socket) -> tuple[int, int] | None:
-    """(sent, received) by TCP_INFO, each byte once; None on other systems, old kernels and closed sockets."""
+    """Return (sent, received) by TCP_INFO, each byte once; None on other systems, old kernels and closed sockets."""
     if sys.platform != "linux":
         return None
     try:
@@ -101,29 +95,12 @@ def info_bytes(sock: socket.socket) -> tuple[int, int] | None:
     return sent - again, RECEIVED.unpack_from(info, RECEIVED_AT)[0]
 
 
-class TcpListener:
-    def __init__(self, address: str) -> None:
-        host, port = split(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._sock.bind((host, port))
-        self._sock.listen(128)
-        self._door = Door(self._sock)
-
-    def accept(self) -> Stream:
-        return TcpStream(self._door.accept())
-
-    def close(self) -> None:
-        self._door.close()
-
-
 class TcpLane:
     name: ClassVar[str] = "tcp"
 
     @staticmethod
-    def listen(address: str) -> TcpListener:
-        return TcpListener(address)
+    def listen(address: str) -> SocketListener:
+        return SocketListener(bound(address), TcpStream)
 
     @staticmethod
     def connect(address: str, timeout_s: float) -> Stream:
@@ -136,32 +113,3 @@ class TcpLane:
             raise ConnectionLost(f"no connection to {address}: {error}") from error
         sock.settimeout(None)
         return TcpStream(sock)
-
-
-class Door:
-    """A listening socket that stays open through passing trouble: too few descriptors, a client that gave up."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._is_closed = False
-        forks.hold(self)
-
-    def accept(self) -> socket.socket:
-        while True:
-            try:
-                return self._sock.accept()[0]
-            except OSError as error:
-                if self._is_closed:
-                    raise ConnectionLost(f"the listener was closed: {error}") from error
-                time.sleep(PAUSE_S)  # descriptors come back by themselves; nobody can wake us
-
-    def close(self) -> None:
-        """So that a blocked accept returns."""
-        self._is_closed = True
-        with suppress(OSError):  # not every system lets a listener be shut down; closing is what counts
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-    def close_in_child(self) -> None:
-        """Forget the descriptor: a child that lives on must not keep the address."""
-        self._sock.close()

@@ -14,8 +14,7 @@ from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
-from paceline.transport.channel import ASK_S, Channel
-from paceline.transport.counts import Counts, counts_of
+from paceline.transport.channel import ASK_S, Channel, Counts
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
@@ -133,7 +132,7 @@ class Link:
         """On a new connection. The gradient that lies in the slot moves with us, if we are still the same; what was
         read is still of the version that it was read at."""
         self.channel.close()
-        self._earlier += counts_of(self.channel)
+        self._earlier += self.channel.counts()
         old, version, lineage, is_same = self.slot, self.version, self.lineage, self._incarnation == join.incarnation
         self.channel, self._incarnation = channel, join.incarnation
         joined = self.join(join)
@@ -375,7 +374,7 @@ class Link:
 
     def counts(self) -> Counts:
         """What this worker and this ps gave each other so far, on all connections and in shared memory."""
-        return self._earlier + counts_of(self.channel) + Counts(self.copied_in, self._copied_out)
+        return self._earlier + self.channel.counts() + Counts(self.copied_in, self._copied_out)
 
     def close(self) -> None:
         self.channel.close()

@@ -19,7 +19,7 @@ from paceline.telemetry.records import PairBytes, WorkerReport
 from paceline.telemetry.sink import Sink
 from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
-from paceline.transport.counts import Counts
+from paceline.transport.channel import Counts
 
 LINES_PER_S = 3.0
 

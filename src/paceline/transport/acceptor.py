@@ -1,7 +1,7 @@
-"""WHO may come in? Doors, a limit on those who have proved nothing yet, and one thread a connection behind it.
+"""Accept connections: listen on lanes, limit the clients that are not authenticated yet, run one thread per client.
 
-Used by server/service and ingraph/server: both let in whoever holds the secret, and both are known to strangers.
-Must never look at what is said on a connection: that is `serve`, which is called with an authenticated channel.
+Used by server/service and ingraph/server. What is said on a connection is left to `serve`, which is called with an
+authenticated channel.
 """
 
 import threading
@@ -13,13 +13,13 @@ from paceline.transport import LANES
 from paceline.transport.base import Listener, Stream
 from paceline.transport.channel import Channel, accept
 
-MAX_HALF_OPEN = 64  # connections that have not proved anything yet
+MAX_HALF_OPEN = 64  # connections that are not authenticated yet
 OWN_HALF_OPEN = 16  # of them on lanes that only this host reaches: strangers on tcp cannot take those places
 OWN_HOST = ("shm", "inproc")
 
 
-class Reception:
-    """The doors of one task. `serve` runs in the connection's own thread; when it returns, the connection is over."""
+class Acceptor:
+    """The listeners of one task. `serve` runs in the connection's own thread; when it returns, the connection ends."""
 
     def __init__(self, secret: bytes, serve: Callable[[Channel], None]) -> None:
         self._secret = secret
@@ -31,7 +31,7 @@ class Reception:
         self._is_shut = False
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
-        """Open the doors; raises OSError when the port is taken."""
+        """Accept connections on these lanes; raises OSError when the port is taken."""
         self._is_shut = False
         for name in lanes:
             listener = LANES[name].listen(address)
@@ -40,7 +40,7 @@ class Reception:
             self.start(f"accept-{name}", self._accept, listener, threading.BoundedSemaphore(room))
 
     def start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        """Start a thread that wait() waits for: one that frees tensors while Python ends would abort the process."""
+        """Start a thread that wait() joins: a thread that frees tensors while Python ends would abort the process."""
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
         with self._starting:  # wait() sees only threads that run, or have
             self._threads = {each for each in self._threads if each.is_alive()}
@@ -48,7 +48,7 @@ class Reception:
             self._threads.add(thread)
 
     def shut(self) -> None:
-        """Close the doors and end every connection; their threads see it."""
+        """Close the listeners and end every connection, so that their threads return."""
         self._is_shut = True
         for listener in self._listeners:
             listener.close()
@@ -56,7 +56,7 @@ class Reception:
             stream.shutdown()
 
     def wait(self, limit_s: float) -> None:
-        """For the threads, after shut()."""
+        """Join the threads, after shut()."""
         deadline = time.monotonic() + limit_s
         with self._starting:
             threads = list(self._threads)
@@ -71,11 +71,11 @@ class Reception:
             except ConnectionLost:
                 return
             if not half_open.acquire(blocking=False):
-                stream.close()  # too many strangers knock at once; a task of ours tries again
+                stream.close()  # too many strangers at once; a task of this run tries again
                 continue
             try:
                 self.start("connection", self._greet, stream, half_open)
-            except RuntimeError:  # no room for one more thread: this one is turned away, the door stays open
+            except RuntimeError:  # no room for one more thread: turn this client away and go on
                 half_open.release()
                 stream.close()
 
@@ -86,7 +86,7 @@ class Reception:
                 channel = accept(stream, self._secret)
             finally:
                 half_open.release()
-            if not self._is_shut:  # else it came in just before, and nobody would end it
+            if not self._is_shut:  # else it was accepted during shut(), which has not ended it
                 self._serve(channel)
         except (AuthenticationError, ConnectionLost):
             pass  # a stranger, or a task that gave up: it was told, and nothing of it is kept

@@ -1,13 +1,13 @@
 """Train on a worker's own for a while (mode local): H steps of its own optimizer, then one exchange.
 
-The part that torch and Keras share; frameworks/torch/local and frameworks/keras/local bring the tensors. What is pushed
-as a gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with
-an outer SGD (server/shard knows nothing of all this).
+frameworks/torch/local and frameworks/keras/local bring the tensors and the user's optimizer. What is pushed as a
+gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with an
+outer SGD (server/shard knows nothing of all this).
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import UsageError
 from paceline.modes.spec import outer_momentum
@@ -16,19 +16,35 @@ from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.training_step import TrainingStep
 from paceline.worker.writes import Unwatched
 
+if TYPE_CHECKING:
+    from paceline.worker.session import WorkerSession
+
 Outer = tuple[str, float, float | None]  # --outer, --outer-lr, --outer-momentum
+Made = TypeVar("Made", bound=TrainingStep)
+
+
+def bound_by(
+    session: "WorkerSession", plain: Callable[..., Made], local: Callable[..., Made], *given: Any, **own: Any
+) -> Made:
+    """Make the trainee of the session's mode: `local`, which trains by itself between exchanges, or `plain`."""
+    assert session.assignment is not None
+    cluster, settings = session.assignment.cluster, session.assignment.settings
+    own.update(num_ps=len(cluster.ps), placement=settings.placement, after_step=session.stepped)
+    if settings.mode != "local":
+        return plain(*given, **own)
+    return local(*given, **own, outer=(settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum))
 
 
 class LocalSteps(TrainingStep):
     """A trainee that trains by itself between exchanges; comes before the framework's own among the bases."""
 
     is_local = True
-    after_step: Callable[[], None]
 
-    def __init__(self, *args: Any, outer: Outer) -> None:
+    def __init__(self, *args: Any, outer: Outer, **bound: Any) -> None:
         self._outer, self._outer_lr, self._momentum = outer
         self._since_exchange = 0
-        super().__init__(*args)
+        self._step_samples: list[float] = []  # of each step since the last exchange
+        super().__init__(*args, **bound)
 
     # --- what a framework brings ------------------------------------------------------------------------------
 
@@ -48,6 +64,13 @@ class LocalSteps(TrainingStep):
     def _go_back(self) -> None:
         """Set the parameters to where deltas count from."""
 
+    def _was_skipped(self) -> bool:
+        """Tell whether the optimizer has left the step out that it was just told to make."""
+        return False
+
+    def send_memory(self) -> None:
+        """Do nothing: the user's optimizer stays here, with what it remembers."""
+
     # --- the optimizer of the ps ------------------------------------------------------------------------------
 
     def make_spec(self) -> OptimizerSpec:
@@ -66,6 +89,8 @@ class LocalSteps(TrainingStep):
 
     def stepped(self) -> bool:
         """Count a step of the worker's own optimizer, and exchange after every H-th. Return whether it did."""
+        samples = None if self._was_skipped() else super()._samples()
+        self._step_samples += [] if samples is None else [samples]
         self._since_exchange += 1
         is_due = self._since_exchange >= self.client.dial.spec.local_steps
         if is_due:
@@ -79,6 +104,13 @@ class LocalSteps(TrainingStep):
         self._since_exchange = 0
         self._push(delta)
 
+    def _samples(self) -> float | None:
+        """Return how many samples all steps of the delta were made of; 0: unknown, None: as many as before."""
+        samples, self._step_samples = self._step_samples, []
+        if not samples:
+            return None
+        return sum(samples) if all(samples) else 0.0
+
     def settle(self) -> None:
         if not self.client.is_pending:
             return
@@ -89,7 +121,7 @@ class LocalSteps(TrainingStep):
             self._start_here()
 
     def _start_here(self) -> None:
-        self._since_exchange = 0
+        self._since_exchange, self._step_samples = 0, []
         self._note_origin()
 
     def finish(self) -> UsageError | None:
@@ -116,7 +148,7 @@ class LocalSteps(TrainingStep):
 
     def forget_steps(self) -> None:
         self._go_back()
-        self._since_exchange = 0
+        self._since_exchange, self._step_samples = 0, []
 
     def take_newest(self) -> None:
         """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""

@@ -85,7 +85,7 @@ class Progress:
         self.loop = UNKNOWN  # which loop of the script trains
         self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
         self.on_unguided: Callable[[Loop], None] = lambda loop: None  # called if the run goes on, and the loop does not
-        self.on_repeat: Callable[[bool], None] = lambda is_inside_pass: None  # may end a loop that begins again
+        self.on_repeat: Callable[[bool], None] | None = None  # may end a loop that begins again; says if inside a pass
         self._is_judged = False
         self._has_pass = False
         self._stood_done = 0
@@ -135,7 +135,7 @@ class Progress:
         from if the pass was begun before a restart."""
         if not self.is_guided:
             self._note_loop(loops.around_this(instead=loops.PER_EPOCH))
-        self.on_repeat(False)
+        self._repeats(is_inside_pass=False)
         resumed, self._resumed, self._has_pass = self._resumed, None, True
         if resumed is not None:
             self.passes, self.batch, self.is_in_pass = resumed.passes, resumed.batch, True
@@ -174,7 +174,7 @@ class Progress:
     def begin_fit_epoch(self) -> None:
         """Note that an epoch of fit begins."""
         self._has_pass = True
-        self.on_repeat(False)
+        self._repeats(is_inside_pass=False)
 
     def end_fit_epoch(self) -> None:
         """Note that an epoch of fit is over."""
@@ -183,7 +183,11 @@ class Progress:
 
     def took_batch(self) -> None:
         self.batch += 1
-        self.on_repeat(True)
+        self._repeats(is_inside_pass=True)
+
+    def _repeats(self, is_inside_pass: bool) -> None:
+        if self.on_repeat is not None:
+            self.on_repeat(is_inside_pass)
 
     def _note_loop(self, loop: Loop) -> None:
         if self.loop.kind in ("", PASS, FIT):
@@ -193,7 +197,7 @@ class Progress:
     def before_push(self) -> None:
         """Find the training loop at the first step; refuse or warn if the run goes on and that loop begins again."""
         if self._is_judged:
-            if not self._has_pass:
+            if self.on_repeat is not None and not self._has_pass:
                 self.on_repeat(True)
             return
         if self.is_guided:

@@ -28,42 +28,18 @@ from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import Plan, place
 from paceline.telemetry.steps import StepClock
-from paceline.transport.base import Buffer
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client, Identity
 from paceline.worker.injection import Injection
 from paceline.worker.optimizer_state import Slots, gather
+from paceline.worker.outgoing import Outgoing
 from paceline.worker.position import Progress
 from paceline.worker.script import check_owner, script_line
 from paceline.worker.slowness import Slowness
 from paceline.worker.writes import Unwatched, Writes
 
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
-
-
-class Slotted(Protocol):
-    """How a framework's gradients leave."""
-
-    direct: list[int]
-
-    def write(
-        self, gradients: Any, has_gaps: bool, sent: Collection[int] = ()
-    ) -> tuple[Sequence[Sequence[Buffer]], bool]:
-        """Into the slots: what each shard's frame carries, and whether all is surely finite."""
-        ...
-
-    def again(self, shard: int) -> Sequence[Buffer] | None:
-        """What the last push carried to this shard, bit for bit; None: that is gone."""
-        ...
-
-    def forget(self) -> None:
-        """The answer is here: nothing will be sent again."""
-        ...
-
-    def not_finite(self, gradients: Any) -> list[str]:
-        """The tensors with a NaN or an infinity."""
-        ...
 
 
 class Early(Protocol):
@@ -94,14 +70,17 @@ class TrainingStep(ABC):
     is_local = False  # the optimizer runs here, and deltas are pushed
     loading = "model.load_state_dict()"  # what loads values into the model
 
-    def __init__(self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str) -> None:
+    def __init__(
+        self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str, after_step: Callable[[], None]
+    ) -> None:
         self.owner = forks.Owner()
+        self.after_step = after_step
         self.spec = spec
         self.layout = layout
         self.plan: Plan = place(layout, num_ps, placement)
         self.arena = Arena.private(self.plan.total_bytes)
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
-        self._outgoing: Slotted = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
+        self._outgoing: Outgoing = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
         self._overlap: Early | None = None
         self.samples: Samples | None = None  # where the framework counts them, and several workers train
         self._sent_options: Any = None
@@ -256,6 +235,22 @@ class TrainingStep(ABC):
                 f"other workers would not see it. {self._instead_of_writing(written)}"
             )
 
+    def _sends_state(self, what: str, instead: str, remembers: str) -> bool:
+        """Tell whether what the script has written into the optimizer's state goes to the ps; refuse it beside other
+        workers."""
+        if self.goes_on:
+            self._say(
+                f"paceline: {what} written between prepare() and the first step, and this run goes on: what the ps "
+                f"{remembers} counts"
+            )
+        elif not self.is_alone:
+            raise UsageError(
+                f"{what} written by the script after prepare(), before this call{script_line()}: the other workers "
+                f"would not see it. Write {instead} on all workers inside `with ctx.assign():` (the chief's values "
+                "count)"
+            )
+        return not self.goes_on
+
     def _instead_of_writing(self, indices: Sequence[int]) -> str:
         """Say what a script with several workers can do instead of writing these tensors."""
         return (
@@ -328,7 +323,8 @@ class TrainingStep(ABC):
         clock = self.clock
         waited_s, began_s = clock.wait_s, perf_counter()
         taken = self.client.take()
-        self._outgoing.forget()
+        if self._outgoing.direct:
+            self._outgoing.forget()
         self.mirror()
         self.writes.remember()
         took_s = perf_counter() - began_s

@@ -1,6 +1,6 @@
-"""Train a Keras model on a worker's own for a while: mode local (worker/local_steps).
+"""Bring Keras's variables and optimizer to mode local (worker/local_steps).
 
-Used by frameworks/keras/preparation instead of KerasTrainee. The optimizer stays the user's own, whichever it is; in a
+Used by frameworks/keras/preparation instead of KerasStep. The optimizer stays the user's own, whichever it is; in a
 graph, each of its steps calls out before and after its update.
 """
 
@@ -10,22 +10,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from paceline.frameworks.keras.layout import Names
 from paceline.frameworks.keras.objects import change
-from paceline.frameworks.keras.training_step import KerasTrainee, in_graph, read, tf
-from paceline.worker.local_steps import LocalSteps, Outer
+from paceline.frameworks.keras.training_step import KerasStep, in_graph, read, tf
+from paceline.worker.local_steps import LocalSteps
 
 
-class LocalKerasTrainee(LocalSteps, KerasTrainee):
+class LocalKerasStep(LocalSteps, KerasStep):
     """One Keras model that trains by itself between exchanges."""
 
-    def __init__(
-        self, model: Any, optimizer: Any, num_ps: int, placement: str, names: Names | None, outer: Outer
-    ) -> None:
+    def __init__(self, *args: Any, **bound: Any) -> None:
         self._is_spoiled = False
         self._values: list[Any] | None = None  # of the variables, as a graph has brought them
-        super().__init__(model, optimizer, num_ps, placement, names, outer=outer)
-        self._start_here()
+        super().__init__(*args, **bound)
 
     def num_groups(self) -> int:
         return 1
@@ -36,7 +32,7 @@ class LocalKerasTrainee(LocalSteps, KerasTrainee):
     # --- the optimizer's own step -----------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Around the optimizer's own apply: before it the last answer is taken, after it this step counts."""
+        """Act around the optimizer's own apply: take the last answer before it, count the step after it."""
         trainee, base = self, type(self.optimizer)
 
         def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:

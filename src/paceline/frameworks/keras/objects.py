@@ -1,6 +1,7 @@
-"""HOW do a user's Keras objects become ours without becoming others? Their classes change to subclasses of their own.
+"""Have a user's Keras model and optimizer train with the ps: their classes become subclasses of their own.
 
-Called by frameworks/keras/preparation. Names and modules stay, so that saving and serialising them goes on as ever.
+Called by frameworks/keras/preparation and frameworks/keras/training_step. The objects stay the same, and so do the
+names and modules of their classes, by which they are saved and serialised.
 
 - The optimizer keeps all that Keras does around an update: filtering, unscaling, clipping, counting iterations. The
   update itself goes to the ps; what it would remember here is not made.
@@ -9,20 +10,22 @@ Called by frameworks/keras/preparation. Names and modules stay, so that saving a
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from paceline.errors import UsageError
-from paceline.frameworks.keras.training_step import KerasTrainee
 from paceline.worker.exits import true_error
 from paceline.worker.position import Progress
 from paceline.worker.script import script_line
 
+if TYPE_CHECKING:
+    from paceline.frameworks.keras.training_step import KerasStep
+
 LOADERS = ("load_weights", "set_weights")
 
 
-def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
+def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
     """Change the optimizer in place: same object, `apply` and `apply_gradients` go to the ps."""
 
     def build(self: Any, variables: Sequence[Any]) -> None:
@@ -64,7 +67,7 @@ def convert_optimizer(optimizer: Any, trainee: KerasTrainee) -> None:
     )
 
 
-def convert_model(model: Any, trainee: KerasTrainee, on_epoch: Callable[[], None], progress: Progress) -> None:
+def convert_model(model: Any, trainee: "KerasStep", on_epoch: Callable[[], None], progress: Progress) -> None:
     """Change the model in place."""
     base = type(model)
     members: dict[str, Any] = {name: _loader(base, name, trainee) for name in LOADERS}
@@ -106,7 +109,7 @@ def _register(made: type[Any], base: type[Any]) -> None:
             keras.saving.register_keras_serializable(package, name)(each)
 
 
-def _loader(base: type[Any], name: str, trainee: KerasTrainee) -> Callable[..., Any]:
+def _loader(base: type[Any], name: str, trainee: "KerasStep") -> Callable[..., Any]:
     plain = getattr(base, name)
 
     def load(self: Any, *args: Any, **options: Any) -> Any:
@@ -146,7 +149,7 @@ def _fit(base: type[Any], on_epoch: Callable[[], None], progress: Progress) -> C
     return fit
 
 
-def _compile(base: type[Any], trainee: KerasTrainee) -> Callable[..., Any]:
+def _compile(base: type[Any], trainee: "KerasStep") -> Callable[..., Any]:
     def compile_(self: Any, *args: Any, **options: Any) -> Any:
         result = base.compile(self, *args, **options)
         check_compiled(self, trainee.optimizer)

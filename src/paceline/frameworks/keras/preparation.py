@@ -13,11 +13,12 @@ from paceline.errors import UsageError
 from paceline.frameworks.keras.constraints import bind
 from paceline.frameworks.keras.data import batch_size_of, share
 from paceline.frameworks.keras.layout import Names, Weight, describe
-from paceline.frameworks.keras.local import LocalKerasTrainee
-from paceline.frameworks.keras.objects import change, check_compiled, convert_model, convert_optimizer
+from paceline.frameworks.keras.local import LocalKerasStep
+from paceline.frameworks.keras.objects import change, check_compiled, convert_model
 from paceline.frameworks.keras.position import KerasOwn
-from paceline.frameworks.keras.training_step import IS_TENSORFLOW, KerasTrainee, assign, tf
+from paceline.frameworks.keras.training_step import IS_TENSORFLOW, KerasStep, assign, tf
 from paceline.worker.evaluator import Evaluator
+from paceline.worker.local_steps import bound_by
 from paceline.worker.preparation import check_pair, join
 
 if TYPE_CHECKING:
@@ -83,40 +84,23 @@ class _Binding:
     """One model and its optimizer around joining (worker/preparation)."""
 
     def __init__(self, session: "WorkerSession", model: Any, optimizer: Any, names: Names | None) -> None:
-        assert session.assignment is not None
-        settings, num_ps = session.assignment.settings, len(session.assignment.cluster.ps)
         self._session = session
         self._model = model
         self.own = KerasOwn(model, optimizer)
         check_compiled(model, optimizer)
-        self.trainee: KerasTrainee
-        if settings.mode == "local":
-            outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
-            self.trainee = LocalKerasTrainee(model, optimizer, num_ps, settings.placement, names, outer)
-        else:
-            self.trainee = KerasTrainee(model, optimizer, num_ps, settings.placement, names)
+        self.trainee: KerasStep = bound_by(session, KerasStep, LocalKerasStep, model, optimizer, names)
+        self.send_memory = self.trainee.send_memory
 
     def seed(self) -> int:
-        """What keras.utils.set_random_seed set, among others."""
+        """Return what keras.utils.set_random_seed has set, among others."""
         word = random.getstate()[1][0]
         return int(word)
 
-    def send_memory(self) -> None:
-        """Send what a Keras optimizer remembers from before, or say that it starts anew."""
-        trainee = self.trainee
-        is_trained = int(trainee.optimizer.iterations.numpy()) > 0
-        if is_trained and not trainee.is_local and not trainee.send_memory():
-            self._session.say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
-
     def convert(self) -> None:
         trainee = self.trainee
-        trainee.after_step = self._session.stepped
         self.own.on_load = trainee.forget_count
         bind([weight.variable for weight in trainee.trained], is_kept=not trainee.is_local)
-        if isinstance(trainee, LocalKerasTrainee):
-            trainee.follow()
-        else:
-            convert_optimizer(trainee.optimizer, trainee)
+        trainee.follow()
         convert_model(self._model, trainee, self._session.clock.epoch, self._session.progress)
         for kept in ("train_function", "test_function", "predict_function"):
             setattr(self._model, kept, None)  # graphs from before would train beside the ps

@@ -36,6 +36,7 @@ from paceline.frameworks.keras.layout import (
     optimizer_spec,
     refuse_extras,
 )
+from paceline.frameworks.keras.objects import convert_optimizer
 from paceline.frameworks.keras.optimizer_state import KerasState
 from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
@@ -48,18 +49,18 @@ IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 tf: Any = import_module("tensorflow") if IS_TENSORFLOW else None
 
 
-class KerasTrainee(TrainingStep):
+class KerasStep(TrainingStep):
     """One model and its optimizer, bound to the cluster."""
 
     loading = "model.load_weights() or model.set_weights()"
 
-    def __init__(self, model: Any, optimizer: Any, num_ps: int, placement: str, names: Names | None) -> None:
+    def __init__(self, model: Any, optimizer: Any, names: Names | None, **bound: Any) -> None:
         self.model = model
         self.optimizer = optimizer
         self._as_torch = names is not None
         layout, self.weights = describe(model, None if self.is_local else optimizer, names)
         self._num_groups = num_groups(layout)
-        super().__init__(self.make_spec(), layout, num_ps, placement)
+        super().__init__(self.make_spec(), layout, **bound)
         self.trained: list[Weight] = [self.weights[t.name] for t in layout.trained]
         self._number = {id(w.variable): index for index, w in enumerate(self.trained)}
         self._number.update({id(w.variable.value): index for index, w in enumerate(self.trained)})
@@ -76,7 +77,6 @@ class KerasTrainee(TrainingStep):
         self._iterations: int | None = None  # Keras's iterations, as of this step
         self.is_in_graph = False
         self._gradients: list[Any] = []
-        self.after_step: Callable[[], None] = lambda: None
 
     def make_spec(self) -> OptimizerSpec:
         """What the ps shall run."""
@@ -143,11 +143,16 @@ class KerasTrainee(TrainingStep):
         if self.state is not None and not (self.is_in_graph or in_graph() or self._is_closed) and self.owner.is_here:
             self.state.show(self.slots)
 
-    def send_memory(self) -> bool:
-        """Send what the optimizer remembers from before `prepare`. Return whether the ps can take it."""
-        if self.state is not None:
+    def follow(self) -> None:
+        """Have the optimizer's updates go to the ps."""
+        convert_optimizer(self.optimizer, self)
+
+    def send_memory(self) -> None:
+        """Send what the optimizer remembers from before prepare(), or say that it starts anew."""
+        if self.state is not None and int(self.optimizer.iterations.numpy()):
             scatter(self.client.links, self.plan, self.state.slots({}, None))
-        return self.state is not None
+        elif int(self.optimizer.iterations.numpy()):
+            self._say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
 
     def forget_count(self) -> None:
         """The iterations are set to those of a checkpoint, not by the script."""
@@ -164,33 +169,18 @@ class KerasTrainee(TrainingStep):
             self.state.remember()
 
     def _keep_found(self) -> None:
-        goes_on = self.goes_on
         super()._keep_found()
         if self.state is None:
             return
         count, self._iterations = self._iterations, None
         is_other = self.state.is_other(count)
         if self.state.changed() or is_other:
-            self._keep_state(self.state, count if is_other else None, goes_on)
+            what = "optimizer.iterations was" if is_other else "the optimizer's variables were"
+            if self._sends_state(what, "the optimizer's variables", "remember"):
+                self._send_state(self.state, count if is_other else None)
+            self.state.remember()
         if count is not None:
             self.state.next_count = count + 1
-
-    def _keep_state(self, state: KerasState, count: int | None, goes_on: bool) -> None:
-        what = "optimizer.iterations was" if count is not None else "the optimizer's variables were"
-        if goes_on:
-            self._say(
-                f"paceline: {what} written between prepare() and the first step, and this run goes on: what the ps "
-                "remember counts"
-            )
-        elif self.is_alone:
-            self._send_state(state, count)
-        else:
-            raise UsageError(
-                f"{what} written by the script after prepare(), before this call{script_line()}: the other workers "
-                "would not see it. Write the optimizer's variables on all workers inside `with ctx.assign():` (the "
-                "chief's values count)"
-            )
-        state.remember()
 
     def _send_state(self, state: KerasState, count: int | None) -> None:
         scatter(self.client.links, self.plan, state.slots(self.slots(), count))
@@ -312,7 +302,7 @@ class KerasTrainee(TrainingStep):
 class VariableWrites:
     """Finds what a script assigns to trained variables: their values are compared with the arena's."""
 
-    def __init__(self, trainee: KerasTrainee) -> None:
+    def __init__(self, trainee: KerasStep) -> None:
         self._trainee = trainee
 
     def remember(self) -> None:

@@ -1,4 +1,4 @@
-"""HOW does a user's optimizer become ours without becoming another object? Its class changes to a subclass of its own.
+"""Have the step of a user's optimizer go to the ps: its class becomes a subclass of its own, the object stays the same.
 
 Called by ctx.prepare. Three ways in which this goes wrong silently, and what holds (tests/traps):
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.optim import optimizer as optimizer_module
+from torch.optim.optimizer import _global_optimizer_post_hooks as post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as pre_hooks
 
 from paceline.errors import UsageError
 from paceline.frameworks.torch.optimizer_state import OptimizerState
@@ -41,14 +42,23 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
             f"replace it after prepare(), or use optimizer.register_step_pre_hook(){script_line()}"
         )
 
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order
+    @torch.optim.Optimizer.profile_hook_step
+    def hooked(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         remote.step()
         return loss
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order
+        # torch's wrapper opens a profiler record every time; only hooks, a closure and a profiler need it.
+        has_hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or pre_hooks or post_hooks
+        if has_hooks or closure is not None or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return hooked(self, closure)
+        remote.step()
+        return None
 
     def replace_state(_: torch.optim.Optimizer, state: Mapping[torch.Tensor, Any]) -> None:
         if state is not remote.state:
@@ -72,39 +82,30 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
             remote.before_zeroing()
         base.zero_grad(self, set_to_none)
 
+    members = {
+        "state": property(lambda _: remote.state, replace_state),
+        "__setstate__": set_state,
+        "__reduce_ex__": copied,
+        "load_state_dict": load_state_dict,
+        "zero_grad": zero_grad,
+    }
+    optimizer.__dict__.pop("state", None)
+    replace_step(optimizer, step, members)
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def replace_step(optimizer: torch.optim.Optimizer, step: Any, members: Mapping[str, Any]) -> None:
+    """Give the optimizer a subclass of its own class with this step and these members, and no further groups."""
+
     def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
         raise UsageError(
             "add_param_group after prepare: the ps have laid out what they train by now. Give the optimizer all its "
             "groups before prepare(); parameters that are frozen at first may be among them"
         )
 
-    hooked = torch.optim.Optimizer.profile_hook_step(step)
-
-    def either(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        # torch's wrapper opens a profiler record every time; without hooks and profiler nobody would see it.
-        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or _is_watched():
-            return hooked(self, closure)
-        return step(self, closure)
-
-    either._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers must not wrap it again
-    either.hooked = True  # type: ignore[attr-defined]  # nor must torch, which would run every hook twice
-    members = {
-        "step": either,
-        "state": property(lambda _: remote.state, replace_state),
-        "__setstate__": set_state,
-        "__reduce_ex__": copied,
-        "load_state_dict": load_state_dict,
-        "zero_grad": zero_grad,
-        "add_param_group": add_param_group,
-        "__module__": base.__module__,
-    }
-    optimizer.__dict__.pop("step", None)
-    optimizer.__dict__.pop("state", None)
-    optimizer.__class__ = type(base.__name__, (base,), members)
-    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-
-
-def _is_watched() -> bool:
-    """Whether a profiler runs, or hooks for all optimizers are registered."""
-    for_all = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
-    return bool(for_all) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # schedulers must not wrap it again
+    step.hooked = True  # nor must torch, which would run every hook twice
+    optimizer.__dict__.pop("step", None)  # a scheduler that came first has wrapped the old one
+    base = type(optimizer)
+    own = {**members, "step": step, "add_param_group": add_param_group, "__module__": base.__module__}
+    optimizer.__class__ = type(base.__name__, (base,), own)

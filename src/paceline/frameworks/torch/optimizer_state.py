@@ -24,26 +24,27 @@ class OptimizerState(MutableMapping[torch.Tensor, State]):
 
     def __init__(self, fetch: Callable[[], Mapping[torch.Tensor, State]]) -> None:
         self._fetch = fetch
-        self._values: defaultdict[torch.Tensor, State] | None = None
+        self._values: defaultdict[torch.Tensor, State] = defaultdict(dict)
         self._fetched: object = None
+        self.is_fetched = False  # since the last step
 
     @property
     def is_changed(self) -> bool:
         """Whether the script has written since the state was fetched."""
-        return self._values is not None and _digest(self._values) != self._fetched
+        return self.is_fetched and _digest(self._values) != self._fetched
 
     def forget(self) -> None:
         """Fetch anew when it is touched again."""
-        self._values = self._fetched = None
+        self._values, self._fetched, self.is_fetched = defaultdict(dict), None, False
 
     def replace(self, values: Mapping[torch.Tensor, State]) -> None:
         """Take these values for what the script has written."""
-        self._values, self._fetched = defaultdict(dict, values), None
+        self._values, self._fetched, self.is_fetched = defaultdict(dict, values), None, True
 
     def _now(self) -> defaultdict[torch.Tensor, State]:
-        if self._values is None:
+        if not self.is_fetched:
             self._values = defaultdict(dict, self._fetch())
-            self._fetched = _digest(self._values)
+            self._fetched, self.is_fetched = _digest(self._values), True
         return self._values
 
     def __getitem__(self, key: torch.Tensor) -> State:

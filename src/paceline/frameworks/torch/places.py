@@ -7,7 +7,7 @@ arena, with its values; else it is refused. So is a gradient that is not of its 
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ class Places:
     def __init__(
         self,
         model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         names: Sequence[str],
         parameters: Sequence[torch.Tensor],
         make_view: Callable[[int], torch.Tensor],
@@ -39,33 +40,47 @@ class Places:
                 self._views[index].copy_(parameters[index])
                 parameters[index].data = self._views[index]
         self._model = model
+        self._optimizer = optimizer
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._tree = _tree_of(model)
         self._names_now = {id(p): name for name, p in model.named_parameters()}
         self._said: set[str] = set()
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """Return each parameter's gradient, None for those without; refuse what a ps cannot apply."""
-        gradients = [p.grad for p in self._parameters]
-        for gradient, view in zip(gradients, self._views, strict=True):
-            if gradient is None or (  # as _fits, without a call
+        """Return each parameter's gradient, None where it has none. Refuse gradients that a ps cannot apply, and groups
+        of the optimizer that hold other parameters than at prepare()."""
+        groups = self._optimizer.param_groups
+        is_same = len(groups) == len(self._groups)
+        for group, members in zip(groups, self._groups, strict=False):
+            is_same = (
+                is_same and len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
+            )
+        if not is_same:
+            raise UsageError(
+                "optimizer.param_groups holds other parameters than at prepare(), and the ps goes on with those of "
+                "then: give the optimizer its groups before prepare(); to leave a parameter out for a while, call "
+                f"requires_grad_(False) on it and set its .grad to None; seen at optimizer.step(){script_line()}"
+            )
+        gradients: list[torch.Tensor | None] = []
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and not (
                 gradient.dtype is view.dtype and gradient.layout is torch.strided and gradient.is_same_size(view)
             ):
-                continue
-            self._refuse_gradient(gradients)
+                self._refuse_gradient(self._names[len(gradients)], gradient, view)
+            gradients.append(gradient)
         return gradients
 
-    def _refuse_gradient(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for name, gradient, view in zip(self._names, gradients, self._views, strict=True):
-            if gradient is not None and gradient.layout is not torch.strided:
-                raise UsageError(
-                    f"the gradient of {name} is sparse, which a ps does not take: make its layer with sparse=False, or "
-                    f"use --mode local, where the optimizer runs on the worker; seen at optimizer.step(){script_line()}"
-                )
-            if gradient is not None and not _fits(gradient, view):
-                raise UsageError(
-                    f"the gradient of {name} is {_kind(gradient)}, and the ps trains {_kind(view)}: cast modules "
-                    f"before prepare(), and leave grad_dtype as it is; seen at optimizer.step(){script_line()}"
-                )
+    def _refuse_gradient(self, name: str, gradient: torch.Tensor, view: torch.Tensor) -> NoReturn:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of {name} is sparse, which a ps does not take: make its layer with sparse=False, or "
+                f"use --mode local, where the optimizer runs on the worker; seen at optimizer.step(){script_line()}"
+            )
+        raise UsageError(
+            f"the gradient of {name} is {_kind(gradient)}, and the ps trains {_kind(view)}: cast modules "
+            f"before prepare(), and leave grad_dtype as it is; seen at optimizer.step(){script_line()}"
+        )
 
     def check(self, say: Callable[[str], None]) -> None:
         """Refuse a parameter that is another one than prepare() saw; lay back one that lies elsewhere."""
@@ -122,28 +137,6 @@ class Places:
         with torch.no_grad():
             view.copy_(values)
             parameter.data = view
-
-
-class Groups:
-    """The parameters in each group of the optimizer, as prepare() saw them; the ps trains them in these groups."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._members = [list(group["params"]) for group in optimizer.param_groups]
-
-    def check(self) -> None:
-        """Refuse groups that hold other parameters now."""
-        groups, members = self._optimizer.param_groups, self._members
-        if len(groups) != len(members) or not all(map(_are_same, groups, members)):
-            raise UsageError(
-                "optimizer.param_groups holds other parameters than at prepare(), and the ps goes on with those of "
-                "then: give the optimizer its groups before prepare(); to leave a parameter out for a while, call "
-                f"requires_grad_(False) on it and set its .grad to None; seen at optimizer.step(){script_line()}"
-            )
-
-
-def _are_same(group: Mapping[str, Any], members: Sequence[torch.Tensor]) -> bool:
-    return len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
 
 
 def check_alone(tensors: Mapping[str, torch.Tensor], trained: Sequence[torch.Tensor]) -> str:
@@ -208,10 +201,6 @@ def _tree_of(model: nn.Module) -> list[tuple[Mapping[str, object], str, object]]
         for members in (module._modules, module._parameters):
             parts += [(members, key, part) for key, part in members.items() if part is not None]
     return parts
-
-
-def _fits(gradient: torch.Tensor, view: torch.Tensor) -> bool:
-    return gradient.dtype is view.dtype and gradient.layout is torch.strided and gradient.is_same_size(view)
 
 
 def _has_kind(parameter: torch.Tensor, view: torch.Tensor) -> bool:

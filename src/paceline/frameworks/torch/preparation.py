@@ -14,12 +14,11 @@ from paceline.cluster.spelling import with_article
 from paceline.errors import UsageError
 from paceline.frameworks.torch.constraints import bind, hold_after_steps
 from paceline.frameworks.torch.data import batch_size_of, note_epochs, share
-from paceline.frameworks.torch.local import LocalTrainee
-from paceline.frameworks.torch.optimizer import convert
-from paceline.frameworks.torch.optimizer_state import OptimizerState
+from paceline.frameworks.torch.local import LocalTorchStep
 from paceline.frameworks.torch.position import TorchOwn
-from paceline.frameworks.torch.training_step import TorchTrainee
+from paceline.frameworks.torch.training_step import TorchStep
 from paceline.worker.evaluator import Evaluator
+from paceline.worker.local_steps import bound_by
 from paceline.worker.preparation import check_pair, join
 from paceline.worker.script import script_line
 
@@ -113,35 +112,13 @@ class _Binding:
     def __init__(
         self, session: "WorkerSession", model: nn.Module, optimizer: torch.optim.Optimizer, own: TorchOwn
     ) -> None:
-        self._session = session
-        self._optimizer = optimizer
-        self.own = own
         bind(optimizer, model)
-        self.trainee = _trainee(session, model, optimizer)
-        self._remote = _Remote(session, self.trainee)
+        self.own = own
+        self.trainee = bound_by(session, TorchStep, LocalTorchStep, model, optimizer, takes=session.takes)
+        self.send_memory, self.convert = self.trainee.send_memory, self.trainee.follow
 
     def seed(self) -> int:
         return torch.initial_seed()
-
-    def send_memory(self) -> None:
-        if self._optimizer.state and not self.trainee.is_local:
-            self.trainee.send_state(self._optimizer.state)
-
-    def convert(self) -> None:
-        if isinstance(self.trainee, LocalTrainee):
-            self.trainee.after_step = self._session.stepped
-            self.trainee.follow()
-        else:
-            convert(self._optimizer, self._remote)
-
-
-def _trainee(session: "WorkerSession", model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchTrainee:
-    assert session.assignment is not None
-    settings, num_ps = session.assignment.settings, len(session.assignment.cluster.ps)
-    if settings.mode == "local":
-        outer = settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum
-        return LocalTrainee(model, optimizer, num_ps, settings.placement, outer)
-    return TorchTrainee(model, optimizer, num_ps, settings.placement)
 
 
 def _loader(session: "WorkerSession", loader: DataLoader[Any], seed: int, shard: bool, trains: bool) -> DataLoader[Any]:
@@ -155,31 +132,3 @@ def _loader(session: "WorkerSession", loader: DataLoader[Any], seed: int, shard:
         session.progress.own.follow(shared)
     has_weights = session.num_workers > 1 or session.is_elastic
     return note_epochs(shared, session.clock, lambda: session.begin_pass(shared), session.progress, has_weights)
-
-
-class _Remote:
-    """What the converted optimizer calls."""
-
-    def __init__(self, session: "WorkerSession", trainee: TorchTrainee) -> None:
-        self._session = session
-        self._trainee = trainee
-
-    def step(self) -> None:
-        self._trainee.step()
-        self._session.stepped()
-
-    def before_zeroing(self) -> None:
-        """Do nothing: gradients that are set to zero in place have been sent and counted."""
-
-    @property
-    def state(self) -> OptimizerState:
-        """The optimizer's state, which lies on the ps."""
-        return self._trainee.state
-
-    def load_state(self) -> None:
-        """Send the state that the chief has loaded to the ps."""
-        try:
-            if self._session.takes("optimizer.load_state_dict()"):
-                self._trainee.send_state(self._trainee.state)
-        finally:
-            self._trainee.state.forget()

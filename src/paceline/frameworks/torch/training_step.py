@@ -18,31 +18,34 @@ from paceline.frameworks.torch.devices import mapping_lines
 from paceline.frameworks.torch.gradients import Outgoing
 from paceline.frameworks.torch.layout import check_options, describe, group_options, optimizer_spec, plain
 from paceline.frameworks.torch.loads import LoadHooks
+from paceline.frameworks.torch.optimizer import convert
 from paceline.frameworks.torch.optimizer_state import OptimizerState, slots_of, states_of
 from paceline.frameworks.torch.overlap import Overlap
-from paceline.frameworks.torch.places import Groups, Places, check_alone
+from paceline.frameworks.torch.places import Places, check_alone
 from paceline.frameworks.torch.samples import GradientSamples
 from paceline.frameworks.torch.writes import DeviceWrites, OtherTraining, renormalised
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.optimizer_state import scatter
-from paceline.worker.script import script_line
 from paceline.worker.training_step import TrainingStep
 from paceline.worker.writes import MemoryWrites, Writes
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
 
 
-class TorchTrainee(TrainingStep):
+class TorchStep(TrainingStep):
     """One model and its optimizer, bound to the cluster. Everything here runs on the thread that trains."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, num_ps: int, placement: str) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, takes: Callable[[str], bool], **bound: Any
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._takes = takes  # whether this worker's values count for all
         spec = self.make_spec()
         layout, self.tensors = describe(model, optimizer)
-        super().__init__(spec, layout, num_ps, placement)
+        super().__init__(spec, layout, **bound)
         self.parameters = [self.tensors[t.name] for t in self.layout.trained]
         devices = {p.device for p in self.parameters}
         if len(devices) != 1:
@@ -55,7 +58,6 @@ class TorchTrainee(TrainingStep):
         self.alias_line = check_alone(self.tensors, self.parameters)
         self._bind()
         self.state = OptimizerState(self._fetched_state)
-        self._groups = Groups(optimizer)
         self._option_names = tuple(optimizer.defaults)
         self._sent_options = self._option_values()
 
@@ -75,7 +77,7 @@ class TorchTrainee(TrainingStep):
         def make_view(index: int) -> torch.Tensor:
             return self._typed(trained[index], offsets.get(index, 0))
 
-        self._places = Places(self.model, [t.name for t in trained], self.parameters, make_view)
+        self._places = Places(self.model, self.optimizer, [t.name for t in trained], self.parameters, make_view)
         self.fill_arena()
         self.writes = self._watch(offsets)
 
@@ -154,7 +156,6 @@ class TorchTrainee(TrainingStep):
 
     def step(self) -> None:
         """Push this worker's gradient and take the newest parameters."""
-        self._groups.check()
         self.before_step()
         was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # what torch.no_grad() does, at a tenth of its price
@@ -163,6 +164,7 @@ class TorchTrainee(TrainingStep):
         finally:
             torch._C._set_grad_enabled(was_enabled)
         self.steps += 1
+        self.after_step()
 
     def _spoil(self) -> None:
         """--chaos nan: one element of the gradient is none."""
@@ -198,7 +200,27 @@ class TorchTrainee(TrainingStep):
         if self._loads is not None:
             self._loads.end()
 
-    # --- the optimizer's state ----------------------------------------------------------------------------------
+    # --- the optimizer ----------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Have the optimizer's steps go to the ps."""
+        convert(self.optimizer, self)
+
+    def before_zeroing(self) -> None:
+        """Do nothing: gradients that are set to zero in place have been sent and counted."""
+
+    def send_memory(self) -> None:
+        """Send what the optimizer remembers from before prepare()."""
+        if self.optimizer.state:
+            self.send_state(self.optimizer.state)
+
+    def load_state(self) -> None:
+        """Send the state that the chief has loaded into the optimizer."""
+        try:
+            if self._takes("optimizer.load_state_dict()"):
+                self.send_state(self.state)
+        finally:
+            self.state.forget()
 
     def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
         return states_of(self.slots(), self.layout, self.parameters)
@@ -211,24 +233,10 @@ class TorchTrainee(TrainingStep):
 
     def _keep_found(self) -> None:
         super()._keep_found()
-        if self.state.is_changed:
-            self._keep_state()
-        self.state.forget()
-
-    def _keep_state(self) -> None:
-        if self.goes_on:
-            self._say(
-                "paceline: optimizer.state was written between prepare() and the first step, and this run goes on: "
-                "what the ps remembers counts"
-            )
-        elif self.is_alone:
-            self.send_state(self.state)
-        else:
-            raise UsageError(
-                f"optimizer.state was written by the script after prepare(), before this call{script_line()}: the "
-                "other workers would not see it. Write it on all workers inside `with ctx.assign():` (the chief's "
-                "values count)"
-            )
+        if self.state.is_fetched:
+            if self.state.is_changed and self._sends_state("optimizer.state was", "it", "remembers"):
+                self.send_state(self.state)
+            self.state.forget()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
 
@@ -236,12 +244,14 @@ class TorchTrainee(TrainingStep):
         """Whether the number of samples in a push plays a part, and the script does not say it."""
         return self.own_weight is None and bool(self.client.dial.spec.has_rounds)
 
-    def _option_values(self) -> list[list[Any]]:
-        names = self._option_names
-        return [
-            [v if (v := group[n]).__class__ in FIXED else _copied(v) for n in names]
-            for group in self.optimizer.param_groups
-        ]
+    def _option_values(self) -> list[Any]:
+        values: list[Any] = []
+        for group in self.optimizer.param_groups:
+            for name in self._option_names:
+                value = group[name]
+                # Schedulers change tensors in place, and a list can be: a copy shows that.
+                values.append(value if value.__class__ in FIXED else _copied(value))
+        return values
 
     def _group_options(self) -> list[Options]:
         check_options(self.optimizer)
@@ -256,5 +266,4 @@ class TorchTrainee(TrainingStep):
 
 
 def _copied(value: Any) -> Any:
-    """Copy an option that can be changed in place (schedulers change tensors so), so that the change is seen."""
     return plain(value) if isinstance(value, torch.Tensor | list) else value

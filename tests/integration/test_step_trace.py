@@ -20,6 +20,7 @@ import paceline
 from paceline.launchers import serving
 from paceline.launchers.threads import launch
 from paceline.server.memory import Unkept
+from paceline.wire.segments import ANSWERED
 
 SOURCE = Path(paceline.__file__).parent
 PAGE = SOURCE.parent.parent / "docs" / "step.md"
@@ -81,7 +82,7 @@ def traced() -> tuple[list[Call], list[Call]]:
             model(torch.randn(2, 5)).square().mean().backward()
             time.sleep(SETTLE_S)
             push_id = ctx._session.trainee.client.push_id + 1
-            recorder.begin(lambda push_id=push_id: link._bell.is_answered(push_id))
+            recorder.begin(lambda push_id=push_id: link._bell[ANSWERED] == push_id)
             optimizer.step()
             found.append(recorder.end())
 

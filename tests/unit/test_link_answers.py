@@ -21,7 +21,7 @@ class Waiting:
         self._after, self._now_s = after, 0.0
         channel = SimpleNamespace(lane=lane, shares_memory=True, recv=self._recv)
         self.link = Link(channel, 0, memoryview(bytearray(8)), 1, 1)  # type: ignore[arg-type]
-        self.link._bell = Bell(self.header)
+        self.link._bell = self.ps.cells
         patch.setattr(module.os, "sched_yield", self._look)
         patch.setattr(module, "perf_counter", self._passing)
         if after == 0:
@@ -45,19 +45,19 @@ class Waiting:
 @pytest.mark.parametrize(("after", "looks"), [(0, 0), (3, 3)])
 def test_an_answer_that_comes_at_once_costs_no_frame(after: int, looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(monkeypatch, "shm", after)
-    assert waiting.link.answer(7).version == 3
+    assert waiting.link.answer(7) == (Outcome.APPLIED, 0, 3, b"")
     assert (waiting.looks, waiting.frames) == (looks, 0)
 
 
 def test_after_a_moment_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(monkeypatch, "shm", None)
-    assert waiting.link.answer(7).version == 3
+    assert waiting.link.answer(7) == (Outcome.APPLIED, 0, 3, b"")
     assert 5 < waiting.looks < 15 and waiting.frames == 1
 
 
 def test_a_ps_in_the_same_process_is_not_kept_from_answering(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(monkeypatch, "inproc", None)
-    assert waiting.link.answer(7).version == 3
+    assert waiting.link.answer(7) == (Outcome.APPLIED, 0, 3, b"")
     assert (waiting.looks, waiting.frames) == (0, 1)
 
 

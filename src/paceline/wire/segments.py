@@ -11,43 +11,32 @@ Most answers are there before a worker asks for them, so most cost neither side 
 HEADER_BYTES = 64
 ASSIGNMENT = 1 << 48  # added to the sequence number when values come from outside
 
-_ANSWERED, _VERSION, _OUTCOME, _SLEEPS = range(4)
+ANSWERED, VERSION, OUTCOME, SLEEPS = range(4)  # the cells of a bell
 
 
 class Bell:
-    """The first cells of a slot.
+    """The first cells of a slot; worker/link reads them without a call.
 
     >>> bell = Bell(memoryview(bytearray(64)))
     >>> bell.ring(push_id=7, version=3, outcome=0, flags=4)
     False
-    >>> bell.is_answered(7), bell.answer()
-    (True, (3, 0, 4))
+    >>> bell.cells[ANSWERED], bell.cells[VERSION], bell.cells[OUTCOME] & 0xFF, bell.cells[OUTCOME] >> 8
+    (7, 3, 0, 4)
     """
 
-    __slots__ = ("_cells",)
+    __slots__ = ("cells",)
 
     def __init__(self, header: memoryview) -> None:
-        self._cells = header[:HEADER_BYTES].cast("Q")
+        self.cells = header[:HEADER_BYTES].cast("Q")
 
     def ring(self, push_id: int, version: int, outcome: int, flags: int) -> bool:
-        """The ps: write the answer, its push id last. True: the worker sleeps, so a frame must wake it."""
-        cells = self._cells
-        cells[_VERSION] = version
-        cells[_OUTCOME] = outcome | flags << 8
-        cells[_ANSWERED] = push_id
-        return cells[_SLEEPS] == push_id
+        """The ps: write the answer, its push id last. True: the worker sleeps, so a frame must wake it.
 
-    def is_answered(self, push_id: int) -> bool:
-        return self._cells[_ANSWERED] == push_id
-
-    def will_sleep(self, push_id: int) -> bool:
-        """The worker, before it blocks: from now on a frame will come. False: the answer came at this moment, and
-        perhaps a frame with it, which is to be skipped. (A processor may let both sides miss each other; a blocked
-        worker looks here again whenever its read times out, so that costs a moment, never a hang.)"""
-        self._cells[_SLEEPS] = push_id
-        return self._cells[_ANSWERED] != push_id
-
-    def answer(self) -> tuple[int, int, int]:
-        """Return the version, the outcome and the flags of the answer."""
-        both = self._cells[_OUTCOME]
-        return self._cells[_VERSION], both & 0xFF, both >> 8
+        A worker writes its push id to SLEEPS before it blocks, and reads ANSWERED once more after that. A processor may
+        let both sides miss each other; a blocked worker reads again whenever its read times out, so that costs a
+        moment, never a hang."""
+        cells = self.cells
+        cells[VERSION] = version
+        cells[OUTCOME] = outcome | flags << 8
+        cells[ANSWERED] = push_id
+        return cells[SLEEPS] == push_id

@@ -32,11 +32,11 @@ from paceline.transport.base import Buffer
 from paceline.transport.channel import connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
-from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.frames import Flag, Kind, Outcome
 from paceline.worker.deadline import SAY_EVERY_S, Deadline, awaited
 from paceline.worker.identity import Identity
 from paceline.worker.joining import PS_0, Joining, device
-from paceline.worker.link import Link
+from paceline.worker.link import Answered, Link
 
 __all__ = ["PS_0", "Client", "Identity", "Taken"]
 
@@ -45,6 +45,8 @@ SILENT_LEASES = 3  # a ps that says nothing for so long, where nobody else is wa
 SILENT_S = 5.0  # at least
 CLOSE_S = 10.0  # whoever leaves does not look for a ps any longer that may have ended too
 
+PUSH, ADDED, OUTCOMES = int(Kind.PUSH), int(Outcome.ADDED), tuple(Outcome)  # plain numbers cost less, every step
+TICKET, WANTS_TICKET, SWITCH = int(Flag.TICKET), int(Flag.WANTS_TICKET), int(Flag.SWITCH)
 Payloads = Sequence[Sequence[Buffer]]
 
 
@@ -85,6 +87,7 @@ class Client:
         dials = connect if me.trouble is None else me.trouble.around(connect)
         self.entrance = Joining(me, dials, self._join_message, say)
         self.links: list[Link] = self.entrance.links
+        self._others: list[Link] = []  # all but ps:0's, once it has joined
         self.watch = self.entrance.watch
         self._ledger = _ledger_of(me)
         self.optimizer: Callable[[], m.OptimizerSpec] = lambda: m.OptimizerSpec("", [])  # as it is now
@@ -130,6 +133,7 @@ class Client:
             link.on_lost, link.clock = self._recover, self.clock
             self.entrance.enter(link)
         self.links.sort(key=lambda each: each.index)
+        self._others = self.links[1:]
         empty = [link for link in self.links if link.joined is not None and not link.joined.is_initialised]
         is_on = any(link.joined is not None and link.joined.trained_in >= 0 for link in empty)
         if empty and (is_on or any(link.version or link.lineage for link in self.links)):
@@ -199,24 +203,24 @@ class Client:
         if not is_finite:
             self._flags, payloads = Flag.NOT_FINITE, [()] * len(self.links)
         self._tail, self._payloads, self._again = tail, payloads, again
-        self._wants_ticket = Flag.WANTS_TICKET if wants_ticket else 0
+        self._wants_ticket = WANTS_TICKET if wants_ticket else 0
         self.is_pending = True
-        others = self.links[1:]
+        others = self._others
         try:
             if not self._has_rounds:
                 self._awaits_others = bool(others)
                 for link in others:
-                    self._send_gradient(link, Kind.PUSH, sent)
+                    self._send_gradient(link, PUSH, sent)
             elif others and is_finite:
                 for link in others:  # 1
                     self._send_gradient(link, Kind.STAGE, sent)
                 for link in others:
                     self._await(link, link.frame, self._gradient_again)
-            self._send_gradient(self.links[0], Kind.PUSH, sent)  # 2
+            self._send_gradient(self.links[0], PUSH, sent)  # 2
         except Voided as void:
             self._void = void  # told when the answer is taken
 
-    def _send_gradient(self, link: Link, kind: Kind, sent: Collection[int]) -> None:
+    def _send_gradient(self, link: Link, kind: int, sent: Collection[int]) -> None:
         flags = self._flags | (Flag.SENT if link.index in sent else 0)
         if not link.index:
             flags |= self._wants_ticket
@@ -240,44 +244,38 @@ class Client:
 
     def take(self) -> Taken:
         """Wait for the answer and bring the newest parameters into the arena."""
+        link, others = self.links[0], self._others
         try:
             if self._void is not None:
                 raise self._void
-            taken = self._take()
+            has_tail = self._has_rounds and bool(others)
+            answer = link.frame if has_tail else link.answer
+            outcome, flags, version, tail = self._await(link, answer, self._gradient_again)  # 3
+            has_ticket = flags & TICKET != 0
+            if outcome == ADDED:
+                self._say_counted()
+            else:
+                link.read(self.push_id)
+                if others:
+                    self._take_others(flags, tail)  # 4
+            if flags & SWITCH:
+                turn = self.dial.turn
+                self.ask(m.Ready())
+                self.pull()
+                has_ticket = has_ticket and self.dial.turn == turn
+            taken = Taken._make((OUTCOMES[outcome], has_ticket, flags, version))
         except Voided as void:
             taken = self._give_up_push(void)
         self.is_pending = False
         self._void, self._again, self._payloads = None, None, ()
         return taken
 
-    def _take(self) -> Taken:
-        link = self.links[0]
-        has_tail = self._has_rounds and len(self.links) > 1
-        first = self._await(link, link.frame if has_tail else link.answer, self._gradient_again)  # 3
-        if first.outcome == Outcome.ADDED:
-            self._say_counted()
-        else:
-            link.read(self.push_id)
-            if has_tail:
-                carried = m.decode(first.tail) if first.tail else m.Carried(())
-                assert isinstance(carried, m.Carried)
-                self.carry(carried.decisions, first_is_read=True)  # 4
-            elif len(self.links) > 1:
-                self._take_others(was_held=bool(first.flags & Flag.WAITED))
-        has_ticket = bool(first.flags & Flag.TICKET)
-        if first.flags & Flag.SWITCH:
-            turn = self.dial.turn
-            self.ask(m.Ready())
-            self.pull()
-            has_ticket = has_ticket and self.dial.turn == turn
-        return Taken(Outcome(first.outcome), has_ticket, first.flags, first.version)
-
     def _give_up_push(self, void: Voided) -> Taken:
         while True:
             try:
                 if void.dial is not None and self._awaits_others:
                     self._late_dial = void.dial
-                    self._take_others(was_held=False)  # where every push is an update it may count there
+                    self._take_answers(was_held=False)  # where every push is an update it may count there
                 elif (dial := void.dial or self._late_dial) is not None:
                     self.adopt(dial)
                 self._awaits_others, self._late_dial = False, None
@@ -289,14 +287,23 @@ class Client:
     def _say_counted(self) -> None:
         """The round is still open and we may add to it: every shard keeps what was counted before the slot is
         written again."""
-        for link in self.links[1:]:
+        for link in self._others:
             self._post(link, _counted, self.push_id)
-        for link in self.links[1:]:
+        for link in self._others:
             self._await(link, link.frame, lambda link: _counted(link, self.push_id), is_gradient=False)
 
-    def _take_others(self, was_held: bool) -> None:
+    def _take_others(self, flags: int, tail: bytes) -> None:
+        """Take ps:1..n's parameters; in rounds once they have ps:0's decisions, which `tail` brings."""
+        if not self._has_rounds:
+            self._take_answers(was_held=bool(flags & Flag.WAITED))
+            return
+        carried = m.decode(tail) if tail else m.Carried(())
+        assert isinstance(carried, m.Carried)
+        self.carry(carried.decisions, first_is_read=True)
+
+    def _take_answers(self, was_held: bool) -> None:
         """The answers of ps:1..n, where every push is an update. If ps:0 held us back, theirs are old by now."""
-        for link in self.links[1:]:
+        for link in self._others:
             if self.incarnation != self._pushed_as:
                 raise Voided  # it was evicted since: nobody will answer, and it must not be sent as another one
             self._await(link, link.answer, self._gradient_again)
@@ -315,7 +322,7 @@ class Client:
         if dial.turn == self.dial.turn:
             self._take_dial(dial)  # ours is what we were started with; ps:0's counts
             return
-        for link in self.links[1:]:
+        for link in self._others:
             self._deliver(link, dial.decisions)
             reply = link.ask(m.Align(dial))
             if not isinstance(reply, m.Aligned):
@@ -374,16 +381,16 @@ class Client:
             return
 
     def _await(
-        self, link: Link, answer: Callable[[int], Frame], send: Callable[[Link], None], is_gradient: bool = True
-    ) -> Frame:
+        self, link: Link, answer: Callable[[int], Answered], send: Callable[[Link], None], is_gradient: bool = True
+    ) -> Answered:
         """The answer of one ps; while it does not come, say for whom we wait, and give up at the deadline. After a
         lost connection `send` asks once more."""
         waiting: Deadline | None = None
         while True:
             try:
-                frame = answer(self.push_id)
+                answered = answer(self.push_id)
                 link.losses = 0
-                return frame
+                return answered
             except WaitTimeout:
                 waiting = self._still_waiting(waiting, link, waits_for_others=False)
             except ConnectionLost as error:
@@ -414,11 +421,11 @@ class Client:
             self._late_dial = started.dial
             return
         elif is_leaving:
-            for other in self.links[1:]:
+            for other in self._others:
                 self.entrance.again(other, error)  # we have said goodbye there, and must tell of another mode
         if started is not None:
             self.adopt(started.dial)
-            for other in self.links[1:]:
+            for other in self._others:
                 self._deliver(other, started.decisions)
         if is_gradient:
             raise Voided

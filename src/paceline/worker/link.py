@@ -18,7 +18,7 @@ from paceline.transport.channel import ASK_S, Channel, Counts
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
 from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
-from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES, Bell
+from paceline.wire.segments import ANSWERED, ASSIGNMENT, HEADER_BYTES, OUTCOME, SLEEPS, VERSION, Bell
 
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
@@ -26,6 +26,8 @@ GRADIENTS = (Kind.PUSH, Kind.STAGE)
 LOOK_S = 200e-6  # so long an answer is looked for before we sleep: being woken costs more than most answers take
 MAX_LOSSES = 60  # connections in a row that ended before a single answer: then what we say is what ends them
 
+FENCED = int(Outcome.FENCED)
+Answered = tuple[int, int, int, bytes]  # outcome, flags, version and tail of an answer
 _PUSH, _ANSWER, _PULL = int(led.Kind.PUSH), int(led.Kind.ANSWER), int(led.Kind.PULL)
 
 
@@ -72,7 +74,7 @@ class Link:
         self._incarnation = incarnation
         self._parameters: memoryview | None = None
         self._sequence: memoryview | None = None
-        self._bell: Bell | None = None
+        self._bell: memoryview | None = None  # the cells of wire/segments Bell
         self.lineage = 0
         self._ledger = ledger
         self._awaits_push = False  # whether the next answer tells what became of a gradient
@@ -112,7 +114,7 @@ class Link:
             self._parameters = parameters.memory[HEADER_BYTES:]
             self.slot = slot.memory[HEADER_BYTES:]
             self.slot_bytes = self.slot_bytes or self.slot.nbytes
-            self._bell = Bell(slot.memory)
+            self._bell = Bell(slot.memory).cells
             if self.channel.lane == "shm":
                 parameters.close()
                 slot.close()
@@ -214,7 +216,7 @@ class Link:
             raise ConnectionLost(f"{self.losses} connections to ps:{self.index} ended without an answer: {told}")
         return told
 
-    def send(self, kind: Kind, flags: int, push_id: int, tail: bytes = b"", bulk: Sequence[Buffer] = ()) -> None:
+    def send(self, kind: int, flags: int, push_id: int, tail: bytes = b"", bulk: Sequence[Buffer] = ()) -> None:
         if self._ledger is not None:
             self._awaits_push = kind in GRADIENTS
             if self._awaits_push:
@@ -243,44 +245,48 @@ class Link:
             self.channel.stream.shutdown()
             raise
 
-    def answer(self, push_id: int) -> Frame:
-        """The answer to a push; where memory is shared it has mostly been written there before we ask."""
-        bell = self._bell
-        if bell is not None and (self._is_seen(bell, push_id) or not bell.will_sleep(push_id)):
-            version, outcome, flags = bell.answer()
+    def answer(self, push_id: int) -> Answered:
+        """Wait for what became of a push. Where memory is shared the ps writes it there: spin before sleeping, and
+        yield the core between two looks. A ps in this process needs the interpreter: sleep at once."""
+        cells = self._bell
+        if cells is None:
+            return self.frame(push_id)
+        if cells[ANSWERED] != push_id:
+            if self.channel.lane == "shm":
+                began_s = now_s = perf_counter()
+                while now_s - began_s < LOOK_S and cells[ANSWERED] != push_id:
+                    os.sched_yield()
+                    now_s = perf_counter()
+                self.clock.wait_s += now_s - began_s
+            if cells[ANSWERED] != push_id:
+                cells[SLEEPS] = push_id  # from now on a frame will come
+                if cells[ANSWERED] != push_id:
+                    return self.frame(push_id)
+        both, version = cells[OUTCOME], cells[VERSION]
+        outcome = both & 0xFF
+        if self._ledger is not None:
             self._note_answer(push_id, outcome, version)
-            self._refuse_fenced(outcome)
-            return Frame(Kind.ANSWER, outcome, flags, 0, 0, 0, push_id, version, 0)
-        return self.frame(push_id)
+        if outcome == FENCED:
+            raise self._fenced()
+        return outcome, both >> 8, version, b""
 
-    def _is_seen(self, bell: Bell, push_id: int) -> bool:
-        """Whether the answer is there now, or in a moment. Whoever else wants this core meanwhile gets it; a ps in this
-        very process needs the interpreter, so there nobody looks twice."""
-        if bell.is_answered(push_id):
-            return True
-        if self.channel.lane != "shm":
-            return False
-        began_s = now_s = perf_counter()
-        while now_s - began_s < LOOK_S and not bell.is_answered(push_id):
-            os.sched_yield()
-            now_s = perf_counter()
-        self.clock.wait_s += now_s - began_s
-        return bell.is_answered(push_id)
-
-    def frame(self, push_id: int) -> Frame:
+    def frame(self, push_id: int) -> Answered:
         """The frame that answers `push_id`; on tcp its parameters lie in the arena when this returns."""
         frame = self._recv()
         while frame.push_id < push_id and self.shares_memory:
             frame = self._recv()  # it was sent to wake us, and we were awake already
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
-        self._note_answer(push_id, frame.outcome, frame.version)
-        self._refuse_fenced(frame.outcome)
+        if self._ledger is not None:
+            self._note_answer(push_id, frame.outcome, frame.version)
+        if frame.outcome == FENCED:
+            raise self._fenced()
         if not self.shares_memory and frame.outcome not in WITHOUT_PARAMETERS:
             self._recv_bulk(frame, self.into)
             self.version = frame.version
-            self._note_read()
-        return frame
+            if self._ledger is not None:
+                self._note_read()
+        return frame.outcome, frame.flags, frame.version, frame.tail
 
     def deliver(self, push_id: int, decisions: tuple[Decision, ...]) -> None:
         """Bring decisions, and read nothing: parameters that come with the answer are thrown away."""
@@ -313,51 +319,50 @@ class Link:
         if self._ledger is not None:
             self._ledger.write(_PULL, 0, self.index, self._incarnation, 0, self.version, 0, self.lineage)
 
-    def _refuse_fenced(self, outcome: int) -> None:
-        if outcome == Outcome.FENCED:
-            raise ConnectionLost(
-                f"worker:{self._worker} is fenced: ps:{self.index} has given it up, or knows a newer one"
-            )
+    def _fenced(self) -> ConnectionLost:
+        return ConnectionLost(f"worker:{self._worker} is fenced: ps:{self.index} has given it up, or knows a newer one")
 
     def read(self, push_id: int) -> None:
-        """The newest parameters into the arena; nothing to do on a lane where they came with the answer."""
-        if self._sequence is None:
-            return
-        while True:
-            try:
-                return self._read(push_id)
-            except ConnectionLost as error:
-                self.lost(error)
+        """Copy the newest parameters into the arena, all of one version; do nothing where they came with the answer.
 
-    def _read(self, push_id: int) -> None:
-        """On a lane that shares memory: copy the parameters into the arena, all from one version.
-
-        The sequence number is odd while an update runs. What changed under the copy is copied again, and after a few
-        tries the ps is asked to copy, under its lock, into the slot.
+        The sequence number is odd while an update runs (a seqlock). What changed under the copy is copied again, and
+        after a few tries the ps is asked to copy, under its lock, into the slot.
         """
-        assert self._sequence is not None and self._parameters is not None
+        sequence, parameters = self._sequence, self._parameters
+        if sequence is None or parameters is None:
+            return
         for _ in range(TORN_TRIES):
-            before = self._sequence[0]
+            before = sequence[0]
             if before & 1:
                 os.sched_yield()
                 continue
-            self.into[:] = self._parameters
-            if self._sequence[0] == before:
+            self.into[:] = parameters
+            if sequence[0] == before:
                 version = before % ASSIGNMENT // 2
                 if version < self.version:
-                    raise ConnectionLost(f"ps:{self.index} went back from version {self.version} to {version}")
+                    self.lost(ConnectionLost(f"ps:{self.index} went back from version {self.version} to {version}"))
+                    return self.read(push_id)
                 self._copied_out += self.into.nbytes
                 self.version = version
-                self._note_read()
-                return
-        asked = push_id | OWN_ID  # a frame that was to wake us for the push itself may still be on its way
+                if self._ledger is not None:
+                    self._note_read()
+                return None
+        try:
+            self._read_by_slot(push_id | OWN_ID)  # a frame that was to wake us for the push may still be on its way
+        except ConnectionLost as error:
+            self.lost(error)
+            self.read(push_id)
+        return None
+
+    def _read_by_slot(self, asked: int) -> None:
         self.send(Kind.PULL, Flag.INTO_SLOT, asked)
         frame = self._wait_frame(asked)
         assert self.slot is not None
         self.into[:] = self.slot
         self._copied_out += self.into.nbytes
         self.version = frame.version
-        self._note_read()
+        if self._ledger is not None:
+            self._note_read()
 
     def _wait_frame(self, push_id: int) -> Frame:
         """An answer that waits for nobody else."""

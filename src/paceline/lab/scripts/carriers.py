@@ -17,10 +17,10 @@ from paceline.launchers.task import start_session
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
-from paceline.wire.frames import Frame, Kind, Outcome
+from paceline.wire.frames import Kind, Outcome
 from paceline.wire.messages import Close, OptimizerSpec
 from paceline.worker.client import Client
-from paceline.worker.link import Link
+from paceline.worker.link import Answered, Link
 
 Exchange = Callable[[], None]
 HALF_PAGE_BYTES = 2048
@@ -147,10 +147,10 @@ def staging(link: Link, gradient: memoryview) -> Exchange:
     return exchange
 
 
-def _await(answer: Callable[[int], Frame], number: int, outcome: Outcome) -> None:
+def _await(answer: Callable[[int], Answered], number: int, outcome: Outcome) -> None:
     while True:
         try:
-            told = answer(number).outcome
+            told = answer(number)[0]
             break
         except WaitTimeout:
             continue

@@ -28,7 +28,7 @@ from paceline.launchers.task import start_session
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.transport import tls
-from paceline.wire.frames import Frame, Kind, Outcome
+from paceline.wire.frames import Kind, Outcome
 from paceline.wire.messages import Close, OptimizerSpec
 from paceline.worker.client import Client
 from paceline.worker.link import Link
@@ -215,17 +215,17 @@ def staged(link: Link, gradient: memoryview) -> Exchange:
     return exchange
 
 
-def awaited(link: Link, push_id: int) -> Frame:
+def awaited(link: Link, push_id: int) -> int:
     while True:
         try:
-            return link.frame(push_id)
+            return link.frame(push_id)[0]
         except WaitTimeout:
             continue
 
 
-def check(frame: Frame, outcome: Outcome) -> None:
-    if frame.outcome != outcome:
-        raise ProtocolError(f"the ps answered {Outcome(frame.outcome).name}, not {outcome.name}")
+def check(told: int, outcome: Outcome) -> None:
+    if told != outcome:
+        raise ProtocolError(f"the ps answered {Outcome(told).name}, not {outcome.name}")
 
 
 if __name__ == "__main__":

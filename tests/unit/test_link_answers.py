@@ -9,7 +9,7 @@ from paceline.wire.segments import HEADER_BYTES, Bell
 from paceline.worker import link as module
 from paceline.worker.link import Link
 
-ANSWER = Frame(Kind.ANSWER, Outcome.APPLIED, 0, 0, 0, 0, 0, 7, 3, 0)
+ANSWER = Frame(Kind.ANSWER, Outcome.APPLIED, 0, 0, 0, 0, 7, 3, 0)
 
 
 class Waiting:

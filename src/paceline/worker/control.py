@@ -1,7 +1,7 @@
-"""HOW is a run that trains now changed from outside? Finds its ps:0 (worker/reach), and asks it.
+"""Change a run from outside while it trains: find its ps:0 (worker/reach), and ask it.
 
-Used by `paceline ctl` and by scripts: `switch_mode("runs/latest", "sync", replicas_to_aggregate=2)`. No framework.
-It joins nothing and decides nothing: what cannot be meant is refused here before anybody is asked, the rest by ps:0.
+Used by `paceline ctl` and by scripts: `switch_mode("runs/latest", "sync", replicas_to_aggregate=2)`. Imports no
+framework and does not join. Flags that make no sense are refused here, everything else is decided by ps:0.
 """
 
 import time
@@ -28,7 +28,7 @@ NUMBERS = ("replicas_to_aggregate", "extra_tokens", "grace_ms", "staleness_scale
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands now, as its ps:0 says it."""
+    """The state of a run now, as its ps:0 reports it."""
 
     mode: ModeSpec
     global_step: int
@@ -40,7 +40,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_of(name: str, **numbers: object) -> ModeSpec:
-    """The mode with these numbers; None stands for a number that was not given.
+    """Return the mode with these numbers; None stands for a number that was not given.
 
     >>> print(spec_of("sync", replicas_to_aggregate=2, grace_ms="20%", staleness=None))
     sync, 2 to aggregate, grace 20 % of a round
@@ -71,7 +71,7 @@ def switch_mode(
     say: Callable[[str], None] = lambda line: None,
     **numbers: object,
 ) -> m.Switched:
-    """Change the mode of a running run on all its ps; comes back when every worker trains in it.
+    """Change the mode of a running run on all its ps; return when every worker trains in it.
 
     `numbers`: replicas_to_aggregate, extra_tokens, grace_ms, staleness, local_steps, outer, staleness_scale; those
     left out are at their defaults, whatever held before.
@@ -93,7 +93,7 @@ def switch_mode(
 
 
 def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
-    """How the run in this folder, or at these addresses, stands now."""
+    """Return the state of the run in this folder, or at these addresses."""
     run = running(run_dir, access)
     with closing(run.connect()) as channel:
         described, status = channel.ask(m.Describe())[0], channel.ask(m.AskStatus())[0]
@@ -112,7 +112,7 @@ def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
 
 
 def _await(run: Running, channel: Channel, wait_s: float, say: Callable[[str], None]) -> object:
-    """The reply; while it does not come, whom ps:0 waits for is told now and then."""
+    """Return the reply; while it does not come, say now and then for whom ps:0 waits."""
     began, say_at_s = time.monotonic(), SAY_AFTER_S
     while True:
         try:
@@ -137,7 +137,7 @@ def _await(run: Running, channel: Channel, wait_s: float, say: Callable[[str], N
 
 
 def _waiting_for(run: Running) -> list[str]:
-    """The devices of those who keep ps:0 waiting, as it says on a second connection; ps:0 itself if it says nothing."""
+    """Ask on a second connection for whom ps:0 waits; return their devices, or ps:0's if it does not answer."""
     try:
         with closing(run.connect()) as channel:
             status = channel.ask(m.AskStatus())[0]

@@ -1,7 +1,7 @@
-"""WHAT does an evaluator do? It reads: the newest parameters into its model, whenever it pulls. It never trains.
+"""Read the newest parameters into an evaluator's model, whenever it pulls. An evaluator never trains.
 
-Used by ctx.prepare in a task of job `evaluator`, which may stand outside the cluster. The ps do not wait for it.
-No framework: what takes a tensor's values comes in by its name.
+Made by ctx.prepare in a task of job `evaluator`, which may stand outside the cluster; the ps do not wait for it.
+Imports no framework: a function for each tensor's name writes its values into the model.
 """
 
 import time
@@ -30,7 +30,7 @@ class Evaluator:
             raise UsageError(f"this evaluator's model lacks {', '.join(lacking)}, which the cluster trains")
 
     def pull(self, is_averaged: bool = False) -> int:
-        """The newest values, or their averages; returns the global step they are of."""
+        """Write the newest values, or their averages, into the model; return the global step they are of."""
         step = 0
         for name in self._kv:
             if name in self._takers:
@@ -41,7 +41,7 @@ class Evaluator:
 
     @contextmanager
     def averages(self) -> Iterator[None]:
-        """Inside, the model holds the averages that the ps keep; afterwards the newest values."""
+        """Have the model hold the averages that the ps keep inside, and the newest values afterwards."""
         self.pull(is_averaged=True)
         try:
             yield
@@ -49,7 +49,7 @@ class Evaluator:
             self.pull()
 
     def refuse_step(self, *_: Any, **__: Any) -> None:
-        """As a step pre-hook of the optimizer, or instead of its step."""
+        """Refuse a step of the optimizer; called as its pre-hook, or in its place."""
         raise PacelineError("an evaluator does not train: call ctx.pull() and evaluate")
 
     def close(self) -> None:
@@ -57,11 +57,11 @@ class Evaluator:
 
 
 def _wait_for_values(me: Identity, say: Callable[[str], None]) -> Kv:
-    """Until the chief has initialised the model, in any start order."""
+    """Connect once the chief has initialised the model, in any start order."""
     waiting = Deadline(me.wait_s, me.worker_devices[:1], say, style=me.log_style)
     while True:
         try:
             return Kv(me.ps_addresses, me.lane, me.secret, me.wait_s, say, me.log_style)
         except ClusterError as error:
             waiting.again(str(error))
-            time.sleep(RETRY_S)  # nobody tells an evaluator when to look again
+            time.sleep(RETRY_S)  # the ps notify only workers

@@ -1,4 +1,4 @@
-"""HOW does a script end that one of our errors stopped? A sentence where that says all, and the error's own exit code.
+"""End a script that one of our errors has stopped: with a sentence where that says all, and the error's exit code.
 
 Called by paceline.init and paceline.Server in a script started directly; launchers/entry does it for its own tasks.
 """
@@ -21,17 +21,17 @@ from paceline.errors import (
 )
 from paceline.telemetry import lines
 
-# Where these were raised adds nothing.
+# Their messages say all: a traceback would add nothing.
 TOLD_BY_MESSAGE = (UsageError, AuthenticationError, ConnectionLost, Refused, WaitTimeout, NotSaved)
 
-# Raised where a graph of TensorFlow had called out; it makes errors of its own of them, and quotes them.
+# Errors of Python code that a graph of TensorFlow called: it raises one of its own instead, which quotes them.
 inside: deque[BaseException] = deque(maxlen=8)
 
 ends_waits: set[Callable[[], None]] = set()  # of other threads, for which Python would wait at the end
 
 
 def true_error(error: BaseException) -> BaseException:
-    """What was raised inside a graph, if that is what ended it."""
+    """Return the error that was raised inside a graph, if that is what ended the graph; else the error itself."""
     if type(error).__module__.partition(".")[0] != "tensorflow":
         return error
     said = str(error)
@@ -43,8 +43,8 @@ def true_error(error: BaseException) -> BaseException:
 
 
 def is_of_our_wait(error: BaseException) -> bool:
-    """Whether it is a Ctrl+C that came while paceline waited or talked, and not into the script's own code. What the
-    standard library does is done for whoever called it."""
+    """Tell whether this is a Ctrl+C that came while paceline's code ran, and not the script's own. A frame of the
+    standard library counts as its caller's."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -53,10 +53,10 @@ def is_of_our_wait(error: BaseException) -> bool:
 
 
 def let_errors_set_the_exit_code() -> None:
-    """In a script started directly: a UsageError is one sentence, and our errors end it with their own exit codes; so
-    does Ctrl+C while the script waits for us."""
+    """Have our errors end a script that was started directly with their own exit codes, some of them with one sentence
+    instead of a traceback; also a Ctrl+C that comes while the script waits for us."""
     if sys.excepthook is not sys.__excepthook__:
-        return  # somebody else's, or ours
+        return  # the hook of another library, or this one already
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         true = true_error(error)

@@ -1,6 +1,6 @@
-"""WHO is this worker, and where is its cluster? One frozen value, made by worker/session from flags and addresses.
+"""Describe a worker and its cluster in one frozen value, which worker/session makes from flags and addresses.
 
-Read by worker/client, entrance, evaluator and saver. Printing it leaves the secret out.
+Read by worker/client, joining, evaluator, saver and rewinding. Printing it leaves the secret out.
 """
 
 from collections.abc import Sequence

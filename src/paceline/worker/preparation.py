@@ -1,10 +1,10 @@
-"""HOW do a user's objects join the cluster? ctx.prepare: which framework they are of, and the steps that all share.
+"""Bind a user's objects to the cluster (ctx.prepare): choose their framework, and join, as all frameworks do.
 
-Called by worker/context; frameworks/torch/preparation and frameworks/keras/preparation sort the arguments and bind
-them. Must never import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
+Called by worker/context; frameworks/torch/preparation and frameworks/keras/preparation sort the arguments. Must never
+import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.checkpoint.read import Loaded
@@ -27,7 +27,7 @@ MAX_SEED = 1 << 31  # of the data's order
 
 
 def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Any) -> Any:
-    """Bind what was given; see Context.prepare."""
+    """Bind the objects with the module of their framework; see Context.prepare."""
     if any(is_of_keras(type(each)) for each in objects):
         return keras_module("preparation").prepare(session, objects, shard, names)
     if names is not None:
@@ -36,13 +36,13 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names
 
 
 class Own(Protocol):
-    """What of the framework belongs to a worker's position, once there is one to go on from."""
+    """The part of a worker's position that its framework keeps: random generators, schedulers, options."""
 
     def load(self, position: m.Position) -> None: ...
 
 
 class Binding(Protocol):
-    """What a framework does around joining."""
+    """One model and its optimizer, as a framework binds them; join calls these methods in the order below."""
 
     @property
     def trainee(self) -> TrainingStep: ...
@@ -51,20 +51,20 @@ class Binding(Protocol):
     def own(self) -> Own: ...
 
     def seed(self) -> int:
-        """Of the data's order, if this is the chief of a new run."""
+        """Return the seed of the data's order, for the chief of a new run."""
         ...
 
     def send_memory(self) -> None:
-        """What the optimizer remembers already, to the ps."""
+        """Send the state that the optimizer has from before prepare to the ps."""
         ...
 
     def convert(self) -> None:
-        """The model and the optimizer are the cluster's from now on."""
+        """Have the model and the optimizer train with the cluster from now on."""
         ...
 
 
 def check_pair(session: "WorkerSession", has_model: bool, has_optimizer: bool) -> None:
-    """Refuse what is no pair; in a worker of a cluster."""
+    """Refuse a model without its optimizer, an optimizer without its model, and a second pair in a run."""
     if has_model:
         if session.trainee is not None:
             raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
@@ -75,20 +75,21 @@ def check_pair(session: "WorkerSession", has_model: bool, has_optimizer: bool) -
 
 
 def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
-    """The model is bound to the arena (1). 2. join and wait for the others; 3. take the chief's values; 4. convert the
-    optimizer; 5. go on where this worker, or its predecessor, was. The seed of the data's order comes back."""
+    """Join the cluster with a model that is bound to the arena (1); return the seed of the data's order. 2. Join and
+    wait for the others; 3. take the chief's values; 4. convert the optimizer; 5. go on where this worker, or an earlier
+    start of it, was."""
     trainee = binding.trainee
     trainee.clock = session.clock
     client = trainee.connect(session.identity(), session.say)
     session.stand_by(trainee)
-    first = FirstValues(session, trainee, binding.seed, binding.send_memory)
+    first = FirstValues(session, binding)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
     except ClosedAlready as closed:
         client.close()
         end_for_good(session, trainee, closed)
     except BaseException:
-        client.close()  # a worker that was refused has no context yet that would
+        client.close()  # the session does so only for a worker that has joined
         raise
     if trainee.layout.carried_bytes and not first.has_sent_carried:  # 3
         _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
@@ -126,32 +127,28 @@ def is_started_again(session: "WorkerSession") -> bool:
 class FirstValues:
     """What the chief initialises the ps with: its model, or with --resume a checkpoint."""
 
-    def __init__(
-        self,
-        session: "WorkerSession",
-        trainee: TrainingStep,
-        seed: Callable[[], int],
-        what_it_remembers: Callable[[], None],
-    ) -> None:
+    def __init__(self, session: "WorkerSession", binding: Binding) -> None:
         self._session = session
-        self._trainee = trainee
-        self._seed = seed
-        self._what_it_remembers = what_it_remembers
+        self._binding = binding
+        self._trainee = binding.trainee
         self._restored: Restored | None = None
-        self._is_looked_for = False
+        self._has_looked = False
         self.has_sent_carried = False  # else ps:0 has those of an earlier start of the chief
 
     def init(self, index: int) -> m.Init:
-        """Called for every ps that has no values yet, before those of the arena are sent."""
+        """Return what initialises a ps that has no values yet, before those of the arena are sent."""
         self.has_sent_carried |= index == 0
-        if not self._is_looked_for:
-            self._is_looked_for = True
+        if not self._has_looked:
+            self._has_looked = True
             self._look()
         if self._restored is not None:
             return self._restored.init(index, self._session.num_workers)
-        return m.Init(seed=self._seed() % MAX_SEED)  # a script that seeds its framework sees the same order again
+        return m.Init(
+            seed=self._binding.seed() % MAX_SEED
+        )  # a script that seeds its framework sees the same order again
 
     def _look(self) -> None:
+        """Lay the checkpoint that the run goes on from into the model, if there is one."""
         session, trainee = self._session, self._trainee
         assert session.assignment is not None
         settings = session.assignment.settings
@@ -190,7 +187,7 @@ class FirstValues:
         if block := self._trainee.unsaved_block():
             self._trainee.client.links[0].ask(m.Assign("unsaved"), bulk=[block])
         if self._restored is None:
-            self._what_it_remembers()
+            self._binding.send_memory()
         else:
             links = self._trainee.client.links
             self._restored.send_rest(links)

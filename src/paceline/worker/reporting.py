@@ -1,4 +1,4 @@
-"""WHAT does a worker tell about itself? Its printed lines, a record a second, its metrics, and its report at the end.
+"""Write what a worker records of its run: printed lines, a record a second, metrics, and its report at the end.
 
 Used by worker/session, one a task. Must never wait: what cannot be written is dropped and counted (telemetry/sink).
 """
@@ -33,7 +33,7 @@ class Stepping(Protocol):
 
 
 class Reporter:
-    """Everything a worker writes about its run."""
+    """The one writer of a worker's lines, records and metrics."""
 
     def __init__(self, assignment: Assignment | None, say: Callable[[str], None], is_chief: bool) -> None:
         self._say = say
@@ -41,7 +41,7 @@ class Reporter:
         self._log_every = assignment.settings.log_every if assignment else 0
         self._style = assignment.settings.log_style if assignment else PACELINE
         self._next_line_s = 0.0
-        self._told_step = 0  # the last one that had a line
+        self._printed_step = 0  # the last step that had a line
         self._device = ""
         self._metrics: dict[str, float] = {}
         self._stop = threading.Event()
@@ -59,13 +59,13 @@ class Reporter:
             self.sink.event("start", task=self._task, incarnation=assignment.incarnation)
 
     def stand_by(self) -> None:
-        """A model is there, and with it its framework, which the package that writes TensorBoard's events looks for.
-        Before this worker joins: nobody waits for that import."""
+        """Open TensorBoard's events before this worker joins, so that no other waits for that import. The package that
+        writes them looks for the framework, which is imported by now."""
         if self._events is None and self._events_of is not None:
             self._events = EventWriter(self._events_of)
 
     def begin(self, stepping: Stepping, waited_s: float, device: str = "") -> None:
-        """Training begins now, on this device."""
+        """Begin to record: training begins now, on this device."""
         self._device = device
         self._trained_from_s = time.time()
         self.clock.earlier = stepping.steps  # of an earlier life, or of the run that is resumed
@@ -77,23 +77,23 @@ class Reporter:
         threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
 
     def stepped(self, worker: int, stepping: Stepping, now_s: float) -> None:
-        """After every step: now and then a line."""
+        """Print a line after some of the steps: every `--log-every`th, or a few a second."""
         steps = stepping.steps
         if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
             self._next_line_s = now_s + 1 / LINES_PER_S
-            self._tell_step(worker, stepping)
+            self._print_step(worker, stepping)
 
     def last_step(self, worker: int, stepping: Stepping) -> None:
-        """No more steps: the last one has its line, whatever was left out before. It is this worker's count."""
-        if self.clock.steps and self._told_step != stepping.steps:
-            self._tell_step(worker, stepping)
+        """Print the line of this worker's last step, if it has had none."""
+        if self.clock.steps and self._printed_step != stepping.steps:
+            self._print_step(worker, stepping)
 
-    def _tell_step(self, worker: int, stepping: Stepping) -> None:
-        self._told_step = stepping.steps
-        self._say(lines.step_line(time.time(), worker, self._told_step, stepping.newest_step(), self._style))
+    def _print_step(self, worker: int, stepping: Stepping) -> None:
+        self._printed_step = stepping.steps
+        self._say(lines.step_line(time.time(), worker, self._printed_step, stepping.newest_step(), self._style))
 
     def log(self, values: Mapping[str, float], stepping: Stepping | None) -> None:
-        """The newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
+        """Keep the newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
         numbers = {name: float(value) for name, value in values.items()}
         self._metrics.update(numbers)
         self.clock.metrics(numbers)
@@ -103,7 +103,7 @@ class Reporter:
     def end(
         self, worker: int, stepping: Stepping, discarded: int, counts: Sequence[tuple[str, Counts]] = ()
     ) -> WorkerReport:
-        """Training has ended: the last lines, the last record, the report. `counts`: what went to each ps, in their
+        """Print the last lines, write the last record, and return the report. `counts`: what went to each ps, in their
         order, and on which lane."""
         self.last_step(worker, stepping)
         ended_s = time.time()
@@ -120,7 +120,7 @@ class Reporter:
         return report
 
     def stop(self) -> None:
-        """No records any more."""
+        """End the thread that writes records."""
         self._stop.set()
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Reporter:
 
 
 def pair(worker: str, ps: int, lane: str, counts: Counts) -> PairBytes:
-    """One worker and one ps, for the summary."""
+    """Return what one worker and one ps have exchanged, for the summary."""
     return PairBytes(
         worker=worker,
         ps=f"ps:{ps}",

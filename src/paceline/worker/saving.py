@@ -25,7 +25,7 @@ from paceline.worker.statistics import mean, weights_of
 
 
 class Source(Protocol):
-    """The way of the saver to one ps."""
+    """The saver's connection to one ps."""
 
     index: int
 
@@ -49,7 +49,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of its tensors; what workers have of their own is not counted."""
+        """Return the size of its tensors, without those that each worker has of its own."""
         tensors = [*self.model.values(), *self.optimizer.values(), *(self.averages or {}).values()]
         return sum(tensor.size_bytes for tensor in tensors)
 
@@ -109,6 +109,7 @@ def _mean(name: str, weights: Mapping[int, float], own: Mapping[str, Entry]) -> 
 def _optimizer(
     sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied]
 ) -> dict[str, Entry]:  # fmt: skip
+    """Fetch the optimizer state of all ps; return it by the parameters' names."""
     fetched = [
         _part(source, copy, "slots", limit_of(plan.shard_bytes[source.index]))
         for source, copy in zip(sources, copies, strict=True)
@@ -127,7 +128,7 @@ def _optimizer(
 def _fetch(
     sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], what: str
 ) -> dict[str, Entry]:  # fmt: skip
-    """All trained tensors, or their averages."""
+    """Fetch all trained tensors, or their averages."""
     arena = Arena.private(plan.total_bytes).memory
     for source, copy in zip(sources, copies, strict=True):
         base, size = plan.base(source.index), plan.shard_bytes[source.index]
@@ -140,7 +141,7 @@ def _fetch(
 def _part(
     source: Source, copy: m.Copied, what: str, limit_bytes: int, worker: int | None = None
 ) -> tuple[m.Fetched, bytearray]:
-    """A part of this very copy: a checkpoint of two versions would look whole, and be none."""
+    """Fetch a part of this very copy; CopyGone if the ps has another one, which would mix two versions."""
     told, block = source.fetch(what, limit_bytes, copy, worker)
     if told.version != copy.version:
         raise CopyGone(f"ps:{source.index} sent {what} of version {told.version}, its copy is of {copy.version}")

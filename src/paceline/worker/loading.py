@@ -1,7 +1,8 @@
-"""HOW does a plain program take a checkpoint? `paceline.load_checkpoint`: whose model it is, and who loads it.
+"""Load a checkpoint into a plain program's own model and optimizer: paceline.load_checkpoint.
 
-frameworks/torch/checkpoint and frameworks/keras/checkpoint do. Must never import a framework itself: a TensorFlow
-process has no torch, and a torch process no TensorFlow.
+For going on as one process, evaluating and fine-tuning; frameworks/torch/checkpoint and frameworks/keras/checkpoint put
+the values in. Must never import a framework itself: a TensorFlow process has no torch, and a torch process no
+TensorFlow.
 """
 
 from pathlib import Path
@@ -27,6 +28,10 @@ def load_checkpoint(
     loaded = at(Path(path), _warn, f"load_checkpoint({str(path)!r})", "give a checkpoint or a run folder")
     if ema and loaded.averages is None:
         raise UsageError(f"{loaded.path} holds no averaged parameters: the run was not started with --ema.")
+    if optimizer is not None and loaded.state.mode.name == "local":
+        raise UsageError(
+            f"{loaded.path} is of mode local, where each worker has its own optimizer: load the model alone."
+        )
     tensors = {**loaded.model, **((loaded.averages or {}) if ema else {})}
     if is_keras:
         keras_module("checkpoint").load(loaded, tensors, model, optimizer, names)

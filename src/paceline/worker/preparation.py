@@ -4,7 +4,7 @@ Called by worker/context; frameworks/torch/preparation and frameworks/keras/prep
 import a framework itself: a TensorFlow worker has no torch, and a torch worker no TensorFlow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.checkpoint.read import Loaded
@@ -15,6 +15,7 @@ from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker.client import Client
 from paceline.worker.ending import end_for_good
+from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.link import ClosedAlready
 from paceline.worker.restoring import Restored
@@ -29,10 +30,12 @@ MAX_SEED = 1 << 31  # of the data's order
 def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Any) -> Any:
     """Bind the objects with the module of their framework; see Context.prepare."""
     if any(is_of_keras(type(each)) for each in objects):
-        return keras_module("preparation").prepare(session, objects, shard, names)
-    if names is not None:
+        prepared = keras_module("preparation").prepare(session, objects, shard, names)
+    elif names is not None:
         raise UsageError("names= is for Keras models: it says what their weights are called in a torch model")
-    return torch_module("preparation").prepare(session, objects, shard)
+    else:
+        prepared = torch_module("preparation").prepare(session, objects, shard)
+    return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
 
 class Own(Protocol):
@@ -61,6 +64,13 @@ class Binding(Protocol):
     def convert(self) -> None:
         """Have the model and the optimizer train with the cluster from now on."""
         ...
+
+
+def evaluate(session: "WorkerSession", takers: Mapping[str, Callable[[Any], None]]) -> Evaluator:
+    """Have an evaluator's model follow the ps; `takers` take a tensor's values by its name."""
+    evaluator = Evaluator(takers, session.identity(), session.say)
+    session.follow(evaluator)
+    return evaluator
 
 
 def check_pair(session: "WorkerSession", has_model: bool, has_optimizer: bool) -> None:

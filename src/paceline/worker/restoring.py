@@ -4,7 +4,7 @@ Called by the chief before it initialises the ps, and when a ps came back withou
 Independent of how many ps and workers wrote it. Refuses the checkpoint of another model, with a list of what differs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from paceline.wire import messages as m
 from paceline.worker.optimizer_state import COUNTERS, Asked, Slots, WholeSlot, scatter
 
 NEW = WorkerState(index=-1)
+SAVED = tuple(name for name in WorkerState.__struct_fields__ if name != "index")  # a Position has all of them
 RNG, START = "rng", "start"  # of workers.safetensors: "<worker>.rng.torch", beside buffer_name()
 
 
@@ -32,7 +33,8 @@ class Restored:
         self._layout = layout
         self._plan = plan
         self._arena: memoryview | None = None
-        _refuse_other_model(loaded, layout)
+        own = {spec.name: (spec.dtype, spec.shape) for spec in layout.tensors}
+        refuse_other_model(loaded.path, own, loaded.model)
         was_local = loaded.state.mode.name == "local"
         self.has_slots = was_local == is_local
         if self.has_slots and loaded.state.optimizer != optimizer:
@@ -154,19 +156,19 @@ def in_storage_order(spec: TensorSpec, entry: Entry) -> memoryview | bytes:
     return flat.tobytes()
 
 
-def _refuse_other_model(loaded: Loaded, layout: Layout) -> None:
-    lines = []
-    for spec in layout.tensors:
-        entry = loaded.model.get(spec.name)
-        if entry is None:
-            lines.append(f"- {spec.name}: not in the checkpoint")
-        elif (entry.dtype, entry.shape) != (spec.dtype, spec.shape):
-            there = f"{entry.dtype}{list(entry.shape)}"
-            lines.append(f"~ {spec.name}: here {spec.dtype}{list(spec.shape)}, in the checkpoint {there}")
-    known = {spec.name for spec in layout.tensors}
-    lines += [f"+ {name}: only in the checkpoint" for name in loaded.model if name not in known]
+def refuse_other_model(
+    path: object, own: Mapping[str, tuple[str, tuple[int, ...]]], saved: Mapping[str, Entry]
+) -> None:
+    """Refuse a checkpoint whose tensors are not `own`, by name, dtype and shape; list what differs."""
+    lines = [f"- {name}: not in the checkpoint" for name in own if name not in saved]
+    lines += [f"+ {name}: only in the checkpoint" for name in saved if name not in own]
+    for name in own.keys() & saved.keys():
+        (dtype, shape), entry = own[name], saved[name]
+        if (entry.dtype, entry.shape) != (dtype, shape):
+            here, there = f"{dtype}{list(shape)}", f"{entry.dtype}{list(entry.shape)}"
+            lines.append(f"~ {name}: here {here}, in the checkpoint {there}")
     if lines:
-        raise UsageError(f"the checkpoint {loaded.path} is of another model: " + "\n".join(sorted(lines)))
+        raise UsageError(f"the checkpoint {path} is of another model: " + "\n".join(sorted(lines)))
 
 
 def positions(loaded: Loaded, num_workers: int) -> list[m.Position]:
@@ -206,31 +208,15 @@ def _position(worker: WorkerState, loaded: Loaded) -> m.Position:
         prefix = f"{worker.index}.{kind}."
         return {n.removeprefix(prefix): bytes(entry.data) for n, entry in states.items() if n.startswith(prefix)}
 
-    return m.Position(
-        worker.index, 0, worker.epoch, worker.passes, worker.batch, worker.steps, worker.at, of(RNG), of(START),
-        worker.schedulers, worker.groups, worker.samples, worker.done, worker.loop,
-    )  # fmt: skip
+    same = {name: getattr(worker, name) for name in SAVED}
+    return m.Position(worker.index, rng=of(RNG), start=of(START), **same)
 
 
 def worker_states(told: Sequence[m.Position]) -> tuple[list[WorkerState], dict[str, Entry]]:
     """Return what goes into state.json and into workers.safetensors."""
     states, tensors = [], {}
     for position in told:
-        states.append(
-            WorkerState(
-                index=position.worker,
-                epoch=position.epoch,
-                batch=position.batch,
-                steps=position.steps,
-                passes=position.passes,
-                at=position.at,
-                schedulers=position.schedulers,
-                groups=position.groups,
-                samples=position.samples,
-                done=position.done,
-                loop=position.loop,
-            )
-        )
+        states.append(WorkerState(index=position.worker, **{name: getattr(position, name) for name in SAVED}))
         for kind, rng in ((RNG, position.rng), (START, position.start)):
             for name, state in rng.items():
                 tensors[f"{position.worker}.{kind}.{name}"] = Entry("uint8", (len(state),), state)

@@ -1,7 +1,6 @@
-"""HOW does a plain Keras program take a checkpoint? Into its own model and optimizer, bit for bit, without a cluster.
+"""Load a checkpoint into a plain Keras model and optimizer, bit for bit, without a cluster.
 
-Called by worker/loading: to go on as one process, to evaluate, to fine-tune. Nothing that a file holds is ever run.
-Never writes. Must never import torch.
+Called by worker/loading. Nothing that a file holds is ever run. Never writes. Must never import torch.
 """
 
 from collections.abc import Mapping
@@ -21,11 +20,15 @@ MOST_SAID = 4  # differences in a sentence
 
 
 def load(loaded: Loaded, tensors: Mapping[str, Entry], model: Any, optimizer: Any, names: Names | None) -> None:
-    """These tensors into the model; the optimizer gets its state, its iterations and its lr as they were."""
+    """Copy these tensors into the model; give the optimizer its state, its iterations and its lr as they were."""
     weights = weights_of(model, names)
     _refuse_other_model(loaded, weights, tensors)
     if optimizer is not None:
-        _refuse_other_optimizer(loaded, optimizer)
+        own = f"keras.{type(optimizer).__name__}"
+        if own != loaded.state.optimizer:
+            raise UsageError(
+                f"{loaded.path} was written by {loaded.state.optimizer}, not by {own}: load the model alone."
+            )
         _load_optimizer(loaded, weights, model, optimizer)
     for name, weight in weights.items():
         _put(weight.variable, weight, tensors[name])
@@ -53,18 +56,8 @@ def _refuse_other_model(loaded: Loaded, weights: Mapping[str, Weight], tensors: 
         raise UsageError(f"The checkpoint {loaded.path} is of another model: {told}{hint}.")
 
 
-def _refuse_other_optimizer(loaded: Loaded, optimizer: Any) -> None:
-    state, own = loaded.state, f"keras.{type(optimizer).__name__}"
-    if state.mode.name == "local":
-        raise UsageError(
-            f"{loaded.path} is of mode local, where each worker has its own optimizer: load the model alone."
-        )
-    if own != state.optimizer:
-        raise UsageError(f"{loaded.path} was written by {state.optimizer}, not by {own}: load the model alone.")
-
-
 def _load_optimizer(loaded: Loaded, weights: Mapping[str, Weight], model: Any, optimizer: Any) -> None:
-    """A learning rate that is a schedule stays one: it follows the iterations."""
+    """Set what the optimizer had. A learning rate that is a schedule stays one: it follows the iterations."""
     state = loaded.state
     optimizer.build(model.trainable_variables)
     for name, entry in loaded.optimizer.items():

@@ -1,4 +1,4 @@
-"""HOW do a Keras script's objects join the cluster? ctx.prepare for Keras: sort the arguments, bind, share the data.
+"""Join the cluster with a Keras script's objects (ctx.prepare): sort the arguments, bind them, share out the data.
 
 Called by worker/preparation, which has the steps of joining. The model and the optimizer come back as the same objects.
 """
@@ -17,9 +17,8 @@ from paceline.frameworks.keras.local import LocalKerasStep
 from paceline.frameworks.keras.objects import change, check_compiled, convert_model
 from paceline.frameworks.keras.position import KerasOwn
 from paceline.frameworks.keras.training_step import IS_TENSORFLOW, KerasStep, assign, tf
-from paceline.worker.evaluator import Evaluator
 from paceline.worker.local_steps import bound_by
-from paceline.worker.preparation import check_pair, join
+from paceline.worker.preparation import check_pair, evaluate, join
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
 BACKENDS = ("tensorflow", "torch")
 
 
-def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Names | None) -> Any:
-    """Bind what was given; worker/preparation's for Keras."""
+def prepare(
+    session: "WorkerSession", objects: Sequence[Any], shard: bool, names: Names | None
+) -> Sequence[Any]:  # fmt: skip
+    """Bind what was given, and return it in the same order."""
     models = [o for o in objects if isinstance(o, keras.Model)]
     optimizers = [o for o in objects if isinstance(o, keras.optimizers.Optimizer)]
     datasets = [o for o in objects if IS_TENSORFLOW and isinstance(o, tf.data.Dataset)]
@@ -38,15 +39,14 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names
             bind(model.trainable_weights, is_kept=False)
         if optimizers:
             session.count_alone(lambda: int(optimizers[0].iterations.numpy()))
-        return objects[0] if len(objects) == 1 else tuple(objects)
+        return objects
     if session.job == "evaluator":
         for model in models:
             _, weights = describe(model, None, names)
-            evaluator = Evaluator({n: _taking(w) for n, w in weights.items()}, session.identity(), session.say)
-            session.follow(evaluator)
+            evaluator = evaluate(session, {name: _taking(weight) for name, weight in weights.items()})
             for optimizer in optimizers:
                 change(optimizer, {"apply": evaluator.refuse_step})
-        return objects[0] if len(objects) == 1 else tuple(objects)
+        return objects
     check_pair(session, bool(models), bool(optimizers))
     if models:
         binding = _Binding(session, models[0], optimizers[0], names)
@@ -54,8 +54,7 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names
         join(session, binding, sum(batch_size_of(x) for x in datasets[:1]))
     data = session.assignment.settings.data if shard else "full"
     shared = {id(each): share(each, *session.place(), data, session.say) for each in datasets}
-    result = [shared.get(id(each), each) for each in objects]
-    return result[0] if len(result) == 1 else tuple(result)
+    return [shared.get(id(each), each) for each in objects]
 
 
 def _check(objects: Sequence[Any], models: Sequence[Any], optimizers: Sequence[Any], datasets: Sequence[Any]) -> None:

@@ -1,7 +1,6 @@
-"""HOW does a plain PyTorch program take a checkpoint? Into its own model and optimizer, bit for bit, without a cluster.
+"""Load a checkpoint into a plain PyTorch model and optimizer, bit for bit, without a cluster.
 
-Called by worker/loading: to go on as one process, to evaluate, to fine-tune. Reads what checkpoint/read has checked;
-nothing that a file holds is ever run. Never writes.
+Called by worker/loading. Reads what checkpoint/read has checked; nothing that a file holds is ever run. Never writes.
 """
 
 from typing import Any
@@ -15,14 +14,17 @@ from paceline.errors import UsageError
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
 from paceline.worker.options import load_groups
+from paceline.worker.restoring import refuse_other_model
 
 
 def load(
     loaded: Loaded, tensors: dict[str, Entry], model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> None:  # fmt: skip
-    """These tensors into the model; the optimizer gets its state and its groups' options (lr, …) as they were."""
+    """Copy these tensors into the model; give the optimizer its state and its groups' options (lr, …) as they were."""
     own = _tensors(model, optimizer)
-    _check(loaded, own, tensors)
+    refuse_other_model(
+        loaded.path, {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in own.items()}, tensors
+    )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(_tensor(tensors[name]))
@@ -31,7 +33,7 @@ def load(
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    """Every tensor of the model by its first name, as a checkpoint calls it, and what only the optimizer holds."""
+    """Return all tensors of the model by their first names, as in checkpoints, and those only the optimizer has."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     named: list[tuple[str, torch.Tensor]] = list(model.state_dict(keep_vars=True).items())
@@ -45,18 +47,6 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[
     return found
 
 
-def _check(loaded: Loaded, own: dict[str, torch.Tensor], tensors: dict[str, Entry]) -> None:
-    lines = [f"- {name}: not in the checkpoint" for name in own if name not in tensors]
-    lines += [f"+ {name}: only in the checkpoint" for name in tensors if name not in own]
-    for name in own.keys() & tensors.keys():
-        entry, tensor = tensors[name], own[name]
-        if (DTYPES[entry.dtype], entry.shape) != (tensor.dtype, tuple(tensor.shape)):
-            here = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-            lines.append(f"~ {name}: here {here}, in the checkpoint {entry.dtype}{list(entry.shape)}")
-    if lines:
-        raise UsageError(f"The checkpoint {loaded.path} is of another model: " + "\n".join(sorted(lines)))
-
-
 def _tensor(entry: Entry) -> torch.Tensor:
     if not entry.size_bytes:
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
@@ -65,10 +55,6 @@ def _tensor(entry: Entry) -> torch.Tensor:
 
 def _load_optimizer(loaded: Loaded, own: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
     state = loaded.state
-    if state.mode.name == "local":
-        raise UsageError(
-            f"{loaded.path} is of mode local, where each worker has its own optimizer: load the model alone."
-        )
     if type(optimizer).__name__ != state.optimizer:
         raise UsageError(f"{loaded.path} was written by {state.optimizer}, not by {type(optimizer).__name__}.")
     if not load_groups(optimizer, state.groups):

@@ -198,38 +198,17 @@ def _takes_all_once(sampler: object) -> bool:
 
 
 def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
-    if type(loader) is not DataLoader:
-        return _copied(loader, batches)
-    options: dict[str, Any] = {}
-    if loader.num_workers > 0:
-        options["prefetch_factor"] = loader.prefetch_factor
-        options["persistent_workers"] = loader.persistent_workers
-        options["multiprocessing_context"] = loader.multiprocessing_context
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batches,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        generator=loader.generator,
-        in_order=loader.in_order,
-        **options,
-    )
-
-
-def _copied(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
-    """A loader of a class of the script's own, which may change what it gives, with other batches. Refuse one that has
-    made an iterator already: it would go on with the batches of all."""
+    """Copy a loader, which may be of a class of the script's own that changes what it gives, with other batches. Refuse
+    such a one that has made an iterator already: it would go on with the batches of all."""
     held = {name: value for name, value in vars(loader).items() if isinstance(value, _BaseDataLoaderIter)}
-    if held:
+    if held and type(loader) is not DataLoader:
         raise UsageError(
             f"{type(loader).__name__} has made its iterator before prepare() (.{next(iter(held))}), so its batches "
             "cannot be shared out among the workers: give prepare() a torch.utils.data.DataLoader, or use --data full"
             f"{script_line()}"
         )
     shared = copy.copy(loader)
+    shared._iterator = None
     plain: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=batches)
     for name in ("batch_sampler", "sampler", "batch_size", "drop_last"):
         shared.__dict__[name] = getattr(plain, name)  # which a loader does not let anybody set

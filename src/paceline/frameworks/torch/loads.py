@@ -11,32 +11,26 @@ from typing import Any
 from torch import nn
 
 
-class LoadHooks:
-    """Hooks on the model's modules, which are gone after its first step."""
+class LoadHook:
+    """Calls `on_load` after load_state_dict of a module, until `end`. A copy, in a copy of the model, does nothing."""
 
-    def __init__(self, model: nn.Module, on_load: Callable[[], None]) -> None:
-        self._hook = LoadHook(on_load)
-        self._handles = [m.register_load_state_dict_post_hook(self._hook) for m in model.modules()]  # type: ignore[no-untyped-call]
+    def __init__(self, on_load: Callable[[], None] | None = None) -> None:
+        self._on_load = on_load
+        self._handles: list[Any] = []
+
+    def install(self, model: nn.Module) -> None:
+        """Register with all modules of the model."""
+        self._handles = [each.register_load_state_dict_post_hook(self) for each in model.modules()]  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
         """Remove the hooks."""
-        self._hook.tell = _ignore
+        self._on_load = None
         for handle in self._handles:
             handle.remove()
 
-
-class LoadHook:
-    """Calls `tell` after load_state_dict of its module. A copy of it, in a copy of the model, does nothing."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self.tell = tell
-
     def __call__(self, module: nn.Module, keys: Any) -> None:
-        self.tell()
+        if self._on_load is not None:
+            self._on_load()
 
     def __reduce__(self) -> Any:
-        return LoadHook, (_ignore,)
-
-
-def _ignore() -> None:
-    """Do nothing."""
+        return LoadHook, ()

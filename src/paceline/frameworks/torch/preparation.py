@@ -1,4 +1,4 @@
-"""HOW do a PyTorch script's objects join the cluster? ctx.prepare for torch: sort the arguments, bind, share the data.
+"""Join the cluster with a PyTorch script's objects (ctx.prepare): sort the arguments, bind them, share out the data.
 
 Called by worker/preparation, which has the steps of joining. The model and the optimizer come back as the same objects.
 """
@@ -17,28 +17,36 @@ from paceline.frameworks.torch.data import batch_size_of, note_epochs, share
 from paceline.frameworks.torch.local import LocalTorchStep
 from paceline.frameworks.torch.position import TorchOwn
 from paceline.frameworks.torch.training_step import TorchStep
-from paceline.worker.evaluator import Evaluator
 from paceline.worker.local_steps import bound_by
-from paceline.worker.preparation import check_pair, join
+from paceline.worker.preparation import check_pair, evaluate, join
 from paceline.worker.script import script_line
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession
 
 
-def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool) -> Any:
-    """Bind what was given; worker/preparation's for torch."""
+def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool) -> Sequence[Any]:
+    """Bind what was given, and return it in the same order."""
     models = [o for o in objects if isinstance(o, nn.Module)]
     optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
     loaders = [o for o in objects if isinstance(o, DataLoader)]
     schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
     _check(objects, models, optimizers, loaders, schedulers)
     if session.assignment is None:
-        _prepare_alone(session, models, optimizers, loaders)
-        return objects[0] if len(objects) == 1 else tuple(objects)
+        for optimizer in optimizers:
+            bind(optimizer, models[0] if models else None)
+            hold_after_steps(optimizer)
+            optimizer.register_step_post_hook(lambda *_: session.count_solo_step())
+        for loader in loaders:
+            note_epochs(loader, session.clock)
+        return objects
     if session.job == "evaluator":
-        _prepare_evaluator(session, models, optimizers)
-        return objects[0] if len(objects) == 1 else tuple(objects)
+        for model in models:
+            names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+            evaluator = evaluate(session, {name: _taking(model, name) for name in names})
+            for optimizer in optimizers:
+                optimizer.register_step_pre_hook(evaluator.refuse_step)
+        return objects
     check_pair(session, bool(models), bool(optimizers))
     seed = session.seed
     if models:
@@ -46,8 +54,7 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool) -> An
         binding = _Binding(session, models[0], optimizers[0], own)
         seed = join(session, binding, sum(batch_size_of(x) for x in loaders[:1]))
     trains = loaders[0] if loaders and (models or session.training_loader is None) else None
-    result = [_loader(session, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
-    return result[0] if len(result) == 1 else tuple(result)
+    return [_loader(session, o, seed, shard, o is trains) if isinstance(o, DataLoader) else o for o in objects]
 
 
 def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
@@ -70,33 +77,8 @@ def _check(objects: Sequence[Any], *kinds: list[Any]) -> None:
             raise UsageError(f"the model {type(model).__name__} has no parameters to train")
 
 
-def _prepare_alone(
-    session: "WorkerSession",
-    models: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    loaders: Sequence[Any],
-) -> None:
-    for optimizer in optimizers:
-        bind(optimizer, models[0] if models else None)
-        hold_after_steps(optimizer)
-        optimizer.register_step_post_hook(lambda *_: session.count_solo_step())
-    for loader in loaders:
-        note_epochs(loader, session.clock)
-
-
-def _prepare_evaluator(
-    session: "WorkerSession", models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
-    for model in models:
-        names = [*dict(model.named_parameters()), *dict(model.named_buffers())]
-        evaluator = Evaluator({name: _taking(model, name) for name in names}, session.identity(), session.say)
-        session.follow(evaluator)
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(evaluator.refuse_step)
-
-
 def _taking(model: nn.Module, name: str) -> Callable[[Any], None]:
-    """What is called so may be another tensor by then: a buffer that the model assigned anew."""
+    """Return what takes the values of a tensor. Find it by name then: the model may assign a buffer anew."""
     prefix, _, leaf = name.rpartition(".")
 
     def take(values: Any) -> None:

@@ -17,7 +17,7 @@ from paceline.frameworks.torch.carried import Carried, take_unsaved, unsaved_blo
 from paceline.frameworks.torch.devices import mapping_lines
 from paceline.frameworks.torch.gradients import Outgoing
 from paceline.frameworks.torch.layout import check_options, describe, group_options, optimizer_spec, plain
-from paceline.frameworks.torch.loads import LoadHooks
+from paceline.frameworks.torch.loads import LoadHook
 from paceline.frameworks.torch.optimizer import convert
 from paceline.frameworks.torch.optimizer_state import OptimizerState, slots_of, states_of
 from paceline.frameworks.torch.overlap import Overlap
@@ -136,7 +136,9 @@ class TorchStep(TrainingStep):
             self.samples = GradientSamples(self.parameters, self._say, self._is_weighted)
         if self.alias_line:
             self._say(self.alias_line)
-        self._loads = None if self.is_alone else LoadHooks(self.model, on_load)
+        self._loads = LoadHook(on_load)
+        if not self.is_alone:
+            self._loads.install(self.model)
 
     def find_slots(self) -> None:
         """Where gradients go; a ps that was connected to again has another slot."""
@@ -197,8 +199,7 @@ class TorchStep(TrainingStep):
     def end_first(self) -> None:
         super().end_first()
         self._others.remember()
-        if self._loads is not None:
-            self._loads.end()
+        self._loads.end()
 
     # --- the optimizer ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 from paceline.frameworks.torch.data import _Counted
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import EPOCH, Position
-from paceline.worker.position import Nothing, Progress
+from paceline.worker.position import Nothing, NoWorker, Progress
 
 
 class Batches:
@@ -33,15 +33,25 @@ def steps_of(progress: Progress, epochs: int, count: int) -> Iterator[tuple[int,
             yield epoch, number
 
 
+class Told(NoWorker):
+    """A worker that keeps what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[Position] = []
+
+    def send_position(self, position: Position) -> None:
+        self.sent.append(position)
+
+
 def sent_after(step: tuple[int, int], epochs: int = 3, count: int = 2) -> Position:
     """What a worker says of itself when the update of this step is saved."""
-    progress, sent = Progress(0), []
-    progress.send = sent.append
+    told = Told()
+    progress = Progress(0, told)
     announce = {(0, 1): (0, 0), (1, 0): (0, 1), (1, 1): (1, 0), (2, 1): (2, 0)}[step]
     for at in steps_of(progress, epochs, count):
         if at == announce:
             progress.announced(7)
-    (position,) = sent
+    (position,) = told.sent
     return position
 
 
@@ -81,8 +91,9 @@ class Counting(Nothing):
 def test_in_an_epoch_without_batches_of_ours_the_options_are_known(goes_on: bool, said: int) -> None:
     """Three pushes an epoch: the fifth is saved. Options that go on with the steps are as then, others as the epoch
     began: with it they begin again."""
-    progress, sent, beats = Progress(0), [], []
-    progress.own, progress.send = Counting(goes_on), sent.append
+    told, beats = Told(), []
+    progress = Progress(0, told)
+    progress.own = Counting(goes_on)
     for _ in progress.epochs(2):
         for _ in range(3):
             if progress.own.count == 4:
@@ -91,5 +102,5 @@ def test_in_an_epoch_without_batches_of_ours_the_options_are_known(goes_on: bool
             if progress.own.count == 5:
                 beats.append(progress.beat())
             progress.own.count += 1
-    assert [(p.epoch, p.version, p.groups) for p in sent] == [(1, 5, [{"count": said}])]
+    assert [(p.epoch, p.version, p.groups) for p in told.sent] == [(1, 5, [{"count": said}])]
     assert [(p.epoch, p.groups) for p in beats] == [(1, [{"count": said}])]

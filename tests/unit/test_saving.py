@@ -194,7 +194,11 @@ class Saving:
             "float32", False, b"", 5.0, wait_s,
         )  # fmt: skip
         self.said: list[str] = []
-        self.saver = Saver(me, LAYOUT, place(LAYOUT, 1, "bytes"), folder, 5, self.said.append, lambda *a, **b: None)
+        self.lineages = {0: 0}
+        self.saver = Saver(
+            me, LAYOUT, place(LAYOUT, 1, "bytes"), folder, 5, self.said.append, lambda *a, **b: None,
+            lineage_of=self.lineages.__getitem__,
+        )  # fmt: skip
 
     def _between(self, what: str) -> None:
         self.happens.pop(what, lambda: None)()
@@ -250,9 +254,7 @@ def test_what_a_ps_held_before_the_run_went_back_is_not_written(
     """It stood still while its copy was fetched; another one has taken its place, under a new lineage. With its name on
     it the old copy would be the newest checkpoint when that one is lost, too."""
     saving = Saving(tmp_path, monkeypatch, wait_s=0.0)
-    lineages = {0: 0}
-    saving.saver.lineage_of = lineages.__getitem__
-    saving.happens["slots"] = lambda: lineages.update({0: 1})
+    saving.happens["slots"] = lambda: saving.lineages.update({0: 1})
     with pytest.raises(WaitTimeout, match="ps:0 has gone back to a checkpoint since it was copied"):
         saving.saver.save_now(WHERE)
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Kind, Outcome
 from paceline.worker.deadline import SAY_EVERY_S, Deadline, awaited
 from paceline.worker.identity import Identity
-from paceline.worker.joining import PS_0, Joining, device
+from paceline.worker.joining import PS_0, Joining, NoRecovery, Recovery, device
 from paceline.worker.link import Answered, Link
 
 __all__ = ["PS_0", "Client", "Identity", "Taken"]
@@ -76,6 +76,8 @@ class Client:
         plan: Plan,
         arena: memoryview,
         say: Callable[[str], None],
+        beat: Callable[[], bytes] = bytes,
+        recovery: Recovery | None = None,
     ) -> None:
         self._me = me
         self._say = say
@@ -85,7 +87,7 @@ class Client:
         self._plan = plan
         self._arena = arena
         dials = connect if me.trouble is None else me.trouble.around(connect)
-        self.entrance = Joining(me, dials, self._join_message, say)
+        self.entrance = Joining(me, dials, self._join_message, say, beat, recovery or NoRecovery())
         self.links: list[Link] = self.entrance.links
         self._others: list[Link] = []  # all but ps:0's, once it has joined
         self.watch = self.entrance.watch
@@ -106,6 +108,10 @@ class Client:
         self._flags, self._tail, self._wants_ticket = 0, b"", 0
         self._payloads: Payloads = ()
         self._again: Callable[[int], Sequence[Buffer] | None] | None = None
+
+    def lineage_of(self, index: int) -> int:
+        """Return the lineage in which this worker trains with a ps."""
+        return self.links[index].lineage
 
     @property
     def incarnation(self) -> int:

@@ -22,9 +22,9 @@ BEATS_A_LEASE = 5
 class Heartbeat:
     """`tail` is told with every beat: where this worker is (wire/messages Position)."""
 
-    def __init__(self, connect: Callable[[], Channel], worker: int, lease_s: float) -> None:
-        self.tail: Callable[[], bytes] = lambda: b""
+    def __init__(self, connect: Callable[[], Channel], worker: int, lease_s: float, tail: Callable[[], bytes]) -> None:
         self._connect = connect
+        self._tail = tail
         self._worker = worker
         self._lease_s = lease_s
         self._incarnation = 0
@@ -60,7 +60,7 @@ class Heartbeat:
             channel = self._channel
             try:
                 if channel is not None:
-                    channel.send(Kind.BEAT, worker=self._worker, incarnation=self._incarnation, tail=self.tail())
+                    channel.send(Kind.BEAT, worker=self._worker, incarnation=self._incarnation, tail=self._tail())
             except ConnectionLost:
                 with suppress(ClusterError):  # the next beat tries again; what is wrong is told by whoever trains
                     self.attach(self._incarnation)

@@ -11,7 +11,7 @@ Used by worker/client. No framework; it moves no gradients. What happens when a 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +30,28 @@ PS_0 = "/job:ps/replica:0/task:0"
 TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  # of a ps that we have known
 
 
+class Recovery(Protocol):
+    """What a worker does for a ps that came back without its memory (worker/rewinding)."""
+
+    def on_empty(self, link: Link, joined: m.Joined) -> None:
+        """Bring it values if it is this worker's turn; always raise, so that the caller joins again."""
+        ...
+
+    def offer(self, link: Link) -> int:
+        """Return the version of the values that this worker could bring; -1: none."""
+        ...
+
+
+class NoRecovery:
+    """A worker that has nothing to bring."""
+
+    def on_empty(self, link: Link, joined: m.Joined) -> None:
+        raise Refused(f"ps:{link.index} was started again and has lost its memory: there is nothing to go on with")
+
+    def offer(self, link: Link) -> int:
+        return -1
+
+
 class Joining:
     """One worker's way in. `links` grows while it joins for the first time; `incarnation` after an eviction."""
 
@@ -39,14 +61,15 @@ class Joining:
         connect: Callable[[str, str, bytes], Channel],
         join: Callable[[int], m.Join],
         say: Callable[[str], None],
+        beat: Callable[[], bytes],
+        recovery: Recovery,
     ) -> None:
         self.incarnation = me.incarnation
         self.links: list[Link] = []
         self.is_started = False
         self._is_late = False  # a run is on, which this worker is about to enter
-        self.on_empty: Callable[[Link, m.Joined], None] = _refuse_empty  # a ps came back without its memory
-        self.offer: Callable[[Link], int] = lambda link: -1  # the version of what this worker has to bring it
-        self.watch = Heartbeat(lambda: self._connect_to(0), me.worker, me.lease_s)
+        self._recovery = recovery
+        self.watch = Heartbeat(lambda: self._connect_to(0), me.worker, me.lease_s, beat)
         self._me = me
         self._connect = connect
         self._join = join
@@ -71,7 +94,7 @@ class Joining:
         return link.joined
 
     def wait_for_values(self, empty: Sequence[Link]) -> None:
-        """These ps have none, though others train: they came back without their memory. `on_empty` may bring some."""
+        """These ps have none, though others train: they came back without their memory. `recovery` may bring some."""
         self._is_late = True
         for link in empty:
             if link.joined is not None and not link.joined.is_initialised:
@@ -112,14 +135,16 @@ class Joining:
 
     def _join_again(self, link: Link) -> m.Started | None:
         join = msgspec.structs.replace(
-            self._join(self.incarnation), offer=self.offer(link), trained_in=link.lineage if self.is_started else -1
+            self._join(self.incarnation),
+            offer=self._recovery.offer(link),
+            trained_in=link.lineage if self.is_started else -1,
         )
         was_at, channel = link.channel.address, self._connect_to(link.index)
         if channel.address != was_at:
             self._say(f"paceline: ps:{link.index} has moved from {was_at} to {channel.address}")
         joined = link.rejoin(channel, join)  # 1
         if (self.is_started or self._is_late) and not joined.is_initialised:
-            self.on_empty(link, joined)
+            self._recovery.on_empty(link, joined)
         if link.index or not self.is_started:
             return None
         self.watch.attach(self.incarnation)
@@ -183,7 +208,3 @@ def device(index: int) -> str:
     '/job:ps/replica:0/task:1'
     """
     return f"/job:ps/replica:0/task:{index}"
-
-
-def _refuse_empty(link: Link, joined: m.Joined) -> None:
-    raise Refused(f"ps:{link.index} was started again and has lost its memory: there is nothing to go on with")

@@ -65,15 +65,43 @@ class Nothing:
         return [], []
 
 
+class Trains(Protocol):
+    """The worker whose position this is (worker/session)."""
+
+    def steps_done(self) -> int: ...
+
+    def samples_done(self) -> float | None: ...
+
+    def send_position(self, position: Position) -> None: ...
+
+    def check_loop(self, loop: Loop) -> None:
+        """Refuse a loop that neither ctx.epochs nor ctx.steps guides, or warn of it: the run goes on, and it begins."""
+        ...
+
+
+class NoWorker:
+    """A position that belongs to no worker yet."""
+
+    def steps_done(self) -> int:
+        return 0
+
+    def samples_done(self) -> float | None:
+        return 0.0
+
+    def send_position(self, position: Position) -> None:
+        pass
+
+    def check_loop(self, loop: Loop) -> None:
+        pass
+
+
 class Progress:
     """One worker's way through its data."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, trains: Trains | None = None) -> None:
         self._worker = worker
+        self._trains: Trains = trains or NoWorker()
         self.own: Own = Nothing()
-        self.send: Callable[[Position], None] | None = None
-        self.steps: Callable[[], int] = lambda: 0
-        self.samples: Callable[[], float | None] = lambda: 0.0
         self.epoch = 0
         self.passes = 0  # which pass over the loader the next batch belongs to
         self.batch = 0  # batches taken in it
@@ -84,7 +112,6 @@ class Progress:
         self.length: int | None = None  # batches of this pass, where that is known
         self.loop = UNKNOWN  # which loop of the script trains
         self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
-        self.on_unguided: Callable[[Loop], None] = lambda loop: None  # called if the run goes on, and the loop does not
         self.on_repeat: Callable[[bool], None] | None = None  # may end a loop that begins again; says if inside a pass
         self._is_judged = False
         self._has_pass = False
@@ -206,7 +233,7 @@ class Progress:
             self._note_loop(loops.around_this(instead=loops.PER_STEP))
         self._is_judged = True
         if self.is_resumed and self.loop.kind not in (EPOCHS, STEPS, OWN):
-            self.on_unguided(self.loop)
+            self._trains.check_loop(self.loop)
 
     def took_all(self) -> None:
         """Note that the pass is over. With ctx.epochs a restarted worker begins with the next epoch, never with a pass
@@ -260,8 +287,8 @@ class Progress:
             numbers = self.epoch, self.passes, self.batch
             start = self._start if self.is_in_pass else {}
         return Position(
-            self._worker, version, *numbers, self.steps(), kind, self.own.capture(), start, schedulers, groups,
-            self.samples(), self._done_here(), self._told_loop(),
+            self._worker, version, *numbers, self._trains.steps_done(), kind, self.own.capture(), start, schedulers,
+            groups, self._trains.samples_done(), self._done_here(), self._told_loop(),
         )  # fmt: skip
 
     def _done_here(self) -> int:
@@ -282,7 +309,7 @@ class Progress:
         if self._has_pushed and self._kind:
             return self.here(self._kind, version)
         if last is not None and last.rng and self._stood == last.numbers:
-            return replace(last, version=version, steps=self.steps(), samples=self.samples())
+            return replace(last, version=version, steps=self._trains.steps_done(), samples=self._trains.samples_done())
         return self._numbers(version)
 
     def _numbers(self, version: int) -> Position:
@@ -294,8 +321,7 @@ class Progress:
         return self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
 
     def _send(self, position: Position) -> None:
-        if self.send is not None:
-            self.send(position)
+        self._trains.send_position(position)
 
     # --- heartbeats: another thread asks ----------------------------------------------------------------------
 
@@ -311,7 +337,8 @@ class Progress:
 
     def _rough(self, version: int, stood: tuple[int, int, int], schedulers: Schedulers, groups: Groups) -> Position:
         return Position(
-            self._worker, version, *stood, self.steps(), schedulers=schedulers, groups=groups, samples=self.samples(),
+            self._worker, version, *stood, self._trains.steps_done(), schedulers=schedulers, groups=groups,
+            samples=self._trains.samples_done(),
             done=self._stood_done, loop=self._told_loop(),
         )  # fmt: skip
 

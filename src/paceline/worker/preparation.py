@@ -89,9 +89,7 @@ def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
     wait for the others; 3. take the chief's values; 4. convert the optimizer; 5. go on where this worker, or an earlier
     start of it, was."""
     trainee = binding.trainee
-    trainee.clock = session.clock
-    client = trainee.connect(session.identity(), session.say)
-    session.stand_by(trainee)
+    client = session.connect(trainee)
     first = FirstValues(session, binding)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2

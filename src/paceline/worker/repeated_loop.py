@@ -60,7 +60,7 @@ class RepeatedLoop:
             passes, pushes = zip(*status.ended.values(), strict=True)
             self._others_did = max(passes), max(pushes)
         done, steps = self._others_did
-        if self._progress.done >= done and (done or self._progress.steps() >= steps):
+        if self._progress.done >= done and (done or self._trainee.steps >= steps):
             self._end(f"{done} passes over the data" if done else f"{steps} steps")
 
     def _end(self, what: str) -> NoReturn:

@@ -100,6 +100,9 @@ class Saver:
         keep: int,
         say: Callable[[str], None],
         event: Event,
+        lineage_of: Callable[[int], int] = lambda index: 0,  # the one in which this worker trains with that ps
+        has_means: bool = True,  # of the workers' running statistics, in model.safetensors
+        in_use: Path | None = None,  # what this run was resumed from
     ) -> None:
         self._me = me
         self._layout = layout
@@ -116,10 +119,10 @@ class Saver:
         self._calm = threading.Event()  # set while no foreground save runs
         self._calm.set()
         self.incarnation = me.incarnation
-        self.lineage_of: Callable[[int], int] = lambda index: 0  # the one in which this worker trains with that ps
+        self._lineage_of = lineage_of
         self.carried = b""  # what ps:0 is to have of the chief first, where the chief has not told it
-        self.has_means = True  # of the workers' running statistics, in model.safetensors
-        self.in_use: Path | None = None  # what this run was resumed from
+        self._has_means = has_means
+        self._in_use = in_use
         self.saved_at = -1
         self._saved_s = float("-inf")
         self._has_made_room = False
@@ -285,17 +288,17 @@ class Saver:
     ) -> Path:
         began = time.monotonic()
         num_workers = len(self._me.worker_devices)
-        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers, self.has_means)
+        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers, self._has_means)
         for each, copy in zip(connections, copies, strict=True):
-            if copy.lineage < self.lineage_of(each.index):
+            if copy.lineage < self._lineage_of(each.index):
                 raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")
         path = self._put_down(content, others)
         if path.parent == self._folder:
             losses.written(self._folder)
-            if path != self.in_use:
-                self.in_use = None  # one of this run's own takes its place
+            if path != self._in_use:
+                self._in_use = None  # one of this run's own takes its place
             with suppress(CheckpointError):  # an old checkpoint that stays does no harm
-                retain(self._folder, self._keep, [self.in_use] if self.in_use is not None else [])
+                retain(self._folder, self._keep, [self._in_use] if self._in_use is not None else [])
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
         self._event(
             "checkpoint",
@@ -309,7 +312,7 @@ class Saver:
 
     def _put_down(self, content: Content, others: Collection[Path] | None) -> Path:
         """Write it where it belongs. A full disk: what it would replace goes first; the last one goes elsewhere."""
-        in_use = [self.in_use] if self.in_use is not None else []
+        in_use = [self._in_use] if self._in_use is not None else []
         while True:
             try:
                 return content.write(self._folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import forks
+from paceline.checkpoint.loop import Loop
 from paceline.checkpoint.read import Loaded, load_newest
 from paceline.checkpoint.request import AUTO, NONE, requested
 from paceline.checkpoint.room import other_places
@@ -20,6 +21,7 @@ from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker import ending, injection, slowness
+from paceline.worker.client import Client
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import torch_module
 from paceline.worker.identity import Identity
@@ -48,7 +50,7 @@ class WorkerSession:
         self.is_elastic = assignment is not None and assignment.settings.started_workers is not None  # some may join
         self.trainee: TrainingStep | None = None  # once prepare has joined
         self.evaluator: Evaluator | None = None
-        self.progress = Progress(self.worker_index)
+        self.progress = Progress(self.worker_index, self)
         self.reporter = Reporter(assignment, say, self.is_chief)
         self.clock = self.reporter.clock  # what this worker's steps and epochs take
         self.injection = injection.of(assignment) if assignment else None
@@ -65,6 +67,7 @@ class WorkerSession:
         self._count_alone: Callable[[], int] | None = None
         self._pin: Any = None
         self._rewinder: Rewinder | None = None
+        self._repeated: RepeatedLoop | None = None
         self._place = self.worker_index, self.num_workers
         self._sent_carried = 0
         self._is_closed = False
@@ -155,14 +158,14 @@ class WorkerSession:
         """Return the steps done without a cluster, or the global step that an evaluator has pulled."""
         return self.alone_step if self._count_alone is None else self._count_alone()
 
-    def stand_by(self, trainee: TrainingStep) -> None:
-        """Get ready to join: a ps may have lost its memory by then, and ask this worker for it."""
-        self.reporter.stand_by()
+    def connect(self, trainee: TrainingStep) -> Client:
+        """Make this worker's client, ready to join, and to help a ps that has lost its memory."""
         find, event = self._newest_checkpoint, self.reporter.sink.event
         is_reseeding = self.require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self.say, event)
-        trainee.client.entrance.on_empty = self._rewinder.on_empty
-        trainee.client.entrance.offer = self._rewinder.offer
+        client = trainee.connect(self, self._rewinder)
+        self.reporter.stand_by()
+        return client
 
     def _newest_checkpoint(self) -> Loaded | None:
         """Load the newest checkpoint of this run; before it has one, what it was resumed from."""
@@ -187,7 +190,8 @@ class WorkerSession:
         if trainee.slowness is not None:
             self.say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
         trainee.injection = self.injection
-        self._follow_progress(trainee)
+        self._repeated = RepeatedLoop(self.worker_index, trainee, self.progress, self.is_again, self._warn)
+        self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
         if self._rewinder is not None:
             self._rewinder.has_trained = True
         self.reporter.begin(trainee, trainee.client.waited_s, trainee.device_name(self.pin))
@@ -200,18 +204,6 @@ class WorkerSession:
             own,
             *(table(trainee.layout, trainee.plan) if self.is_chief else ()),
         ]
-
-    def _follow_progress(self, trainee: TrainingStep) -> None:
-        """Have this worker's position go into its heartbeats, and to ps:0 when an update is saved."""
-        progress = self.progress
-        progress.steps = lambda: int(trainee.steps)
-        progress.samples = lambda: trainee.samples_pushed
-        progress.send = self.send_position
-        repeated = RepeatedLoop(self.worker_index, trainee, progress, self.is_again, self._warn)
-        progress.on_unguided = lambda loop: repeated.check(loop, self.started_at)
-        self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
-        trainee.client.watch.tail = lambda: m.encode(progress.beat())
-        trainee.progress, trainee.on_save = progress, self.announced
 
     def _warn(self, text: str) -> None:
         """Say it in the log and on the launcher's terminal."""
@@ -277,7 +269,24 @@ class WorkerSession:
             )
         return True
 
-    # --- saving -----------------------------------------------------------------------------------------------
+    # --- the position of this worker --------------------------------------------------------------------------
+
+    def steps_done(self) -> int:
+        """Return the steps of this worker, with those of earlier starts."""
+        return self.trainee.steps if self.trainee is not None else 0
+
+    def samples_done(self) -> float | None:
+        """Return the samples in all of this worker's gradients; None if that is not known."""
+        return self.trainee.samples_pushed if self.trainee is not None else 0.0
+
+    def check_loop(self, loop: Loop) -> None:
+        """Refuse or end a loop of the script that begins again where the run goes on."""
+        if self._repeated is not None:
+            self._repeated.check(loop, self.started_at)
+
+    def beat(self) -> bytes:
+        """Return what a heartbeat tells: where this worker is, once it trains."""
+        return m.encode(self.progress.beat()) if self.trainee is not None else b""
 
     def here(self) -> m.Position:
         """Return where the next step would begin."""
@@ -298,6 +307,8 @@ class WorkerSession:
         with suppress(ConnectionLost):  # the next request finds the connection lost, and connects again
             trainee.client.links[0].channel.say(position, bulk=[block] if block else [])
 
+    # --- saving -----------------------------------------------------------------------------------------------
+
     def announced(self, version: int, writes: bool) -> None:
         """Note that ps:0 will save the update that makes this version; `writes`: this worker writes it."""
         self.progress.announced(version)
@@ -311,11 +322,10 @@ class WorkerSession:
         paths, trainee = self.paths, self.trainee
         if self.saver is None and paths is not None and trainee is not None:
             settings, event = self.require_cluster().settings, self.reporter.sink.event
-            me, client = self.identity(), trainee.client
-            self.saver = Saver(me, trainee.layout, trainee.plan, paths.checkpoints, settings.keep, self.say, event)
-            self.saver.has_means = settings.buffers == "mean"
-            self.saver.in_use = self.resumed_from
-            self.saver.lineage_of = lambda index: client.links[index].lineage
+            self.saver = Saver(
+                self.identity(), trainee.layout, trainee.plan, paths.checkpoints, settings.keep, self.say, event,
+                lineage_of=trainee.client.lineage_of, has_means=settings.buffers == "mean", in_use=self.resumed_from,
+            )  # fmt: skip
         return self.saver
 
     def save(self, position: m.Position | None, waits_for_others: bool = False, is_final: bool = False) -> Path | None:

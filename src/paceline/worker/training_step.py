@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline import forks
 from paceline.cluster.spec import Task
@@ -30,14 +30,18 @@ from paceline.params.placement import Plan, place
 from paceline.telemetry.steps import StepClock
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
-from paceline.worker.client import Client, Identity
+from paceline.worker.client import Client
 from paceline.worker.injection import Injection
+from paceline.worker.joining import Recovery
 from paceline.worker.optimizer_state import Slots, gather
 from paceline.worker.outgoing import Outgoing
 from paceline.worker.position import Progress
 from paceline.worker.script import check_owner, script_line
 from paceline.worker.slowness import Slowness
 from paceline.worker.writes import Unwatched, Writes
+
+if TYPE_CHECKING:
+    from paceline.worker.session import WorkerSession
 
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
 
@@ -107,8 +111,8 @@ class TrainingStep(ABC):
         self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
         self._weight = 0.0
         self._sent_weight: float | None = 0.0
-        self.progress = Progress(0)  # the context's own, once it has begun
-        self.clock = StepClock()  # the reporter's own, once it is connected
+        self.progress = Progress(0)  # the session's own, once it is connected
+        self.clock = StepClock()  # the session's own, once it is connected
         self.on_save: Callable[[int, bool], None] = lambda version, writes: None
 
     # --- what a framework brings ------------------------------------------------------------------------------
@@ -166,10 +170,12 @@ class TrainingStep(ABC):
 
     # --- connecting -------------------------------------------------------------------------------------------
 
-    def connect(self, me: Identity, say: Callable[[str], None]) -> Client:
-        self._me = me
-        self._say = say
-        self.client = Client(me, self.layout, self.plan, self.arena.memory, say)
+    def connect(self, session: "WorkerSession", recovery: Recovery) -> Client:
+        """Make the client of this worker's session; `recovery` helps a ps that has lost its memory."""
+        self._me = me = session.identity()
+        self._say = session.say
+        self.progress, self.clock, self.on_save = session.progress, session.clock, session.announced
+        self.client = Client(me, self.layout, self.plan, self.arena.memory, session.say, session.beat, recovery)
         self.client.clock = self.clock
         self.client.optimizer = lambda: self.spec
         self.client.weight = lambda: self._weight

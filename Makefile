@@ -13,6 +13,9 @@ WITHIN := $(BIN)/python tests/time_limit.py
 TEST_S ?= 600
 TEST_FULL_S ?= 2700
 
+# Hundreds of processes import the same files; without bytecode each compiles them, and pytest rewrites all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help installed demo test test-slow rest test-full nightly fuzz check lint pictures peers clean
 

@@ -52,7 +52,10 @@ def limited(folder: Path, body: str, starter: list[object], options: list[str], 
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("hang", "options"), [*((hang, []) for hang in HANGS), ("teardown_after_a_timeout", XDIST)])
+@pytest.mark.parametrize(
+    ("hang", "options"),
+    [*((hang, []) for hang in HANGS), pytest.param("teardown_after_a_timeout", XDIST, marks=pytest.mark.slow)],
+)
 def test_what_hangs_is_ended_and_named(hang: str, options: list[str], tmp_path: Path) -> None:
     limits = "timeout = 0.5\ngrace_timeout = 0.5\nexit_timeout = 0.5\n"
     code, said = limited(tmp_path, HANGS[hang], [TESTS / "time_limit.py"], options, limits)
@@ -72,6 +75,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Pa
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_the_limit_of_collecting_does_not_hold_while_tests_run(tmp_path: Path) -> None:
     """Also in the process of xdist that gives the tests out, and collects none itself."""
     body = (

@@ -21,7 +21,10 @@ from paceline.launchers.ports import Reserved
 pytestmark = pytest.mark.timeout(300)
 
 PACELINE = BIN / "paceline"
-LEADS = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+LEADS = (  # also where these tests run under nohup
+    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 class Terminal:
@@ -157,7 +160,10 @@ def test_a_server_of_a_script_hears_it_as_ctrl_c(
 
 @pytest.mark.parametrize(
     "streams",
-    ["| head -n 1", pytest.param(">&- 2>&- <&-", marks=pytest.mark.slow), "> /dev/full 2> /dev/full"],
+    [
+        "| head -n 1",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (">&- 2>&- <&-", "> /dev/full 2> /dev/full")),
+    ],
 )
 def test_a_run_ends_well_where_nobody_can_take_what_it_prints(streams: str, processes: Processes, train: Path) -> None:
     made = processes.folder / "made"

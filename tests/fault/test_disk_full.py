@@ -143,6 +143,7 @@ def test_old_checkpoints_give_way_to_new_ones(small_disk: Path, processes: Proce
     assert "gives way to the checkpoint of step" in run.text
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_no_place_takes_is_said_at_once_and_at_the_end(processes: Processes) -> None:
     """Without root: the system lets this process write no file of that size. Also through the agent of a host."""
     for name, hosts in (("here", ()), ("agent", ("--hosts", "localhost:1", "--no-show-logs"))):

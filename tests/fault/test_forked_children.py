@@ -14,7 +14,11 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [["--lane=shm"], ["--lane=tcp", "--mode=sync", "--ps=2"]], ids=["shm", "tcp"])
+@pytest.mark.parametrize(
+    "flags",
+    [["--lane=shm"], pytest.param(["--lane=tcp", "--mode=sync", "--ps=2"], marks=pytest.mark.slow)],
+    ids=["shm", "tcp"],
+)
 def test_children_neither_end_nor_disturb_the_worker(flags: list[str], processes: Processes, tmp_path: Path) -> None:
     seen_at = tmp_path / "seen.json"
     processes.paceline("run", "--ledger", "--max-restarts=0", "--run-dir=made", *flags, PROGRAM, seen_at).ends_with(0)
@@ -55,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_spawned_child_that_is_a_worker_by_mistake_is_told_so(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     processes.paceline("run", "--workers=1", "--max-restarts=0", "--run-dir=made", "spawns.py").ends_with(0)

@@ -48,7 +48,7 @@ def test_a_worker_raises_and_the_rest_goes_on(
     assert (tmp_path / "made" / "checkpoints" / f"step-{summary['global_step']:08d}" / "MANIFEST.json").is_file()
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_ps_that_is_told_that_nobody_comes_back_ends_by_itself(
     restarts: int, processes: Processes, gate: Gate, train: Path, tmp_path: Path
 ) -> None:

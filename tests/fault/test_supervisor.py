@@ -153,7 +153,11 @@ def test_the_same_error_before_any_step_is_not_tried_a_third_time(
 
 
 @pytest.mark.parametrize(
-    "mode", ["async", pytest.param("sync", marks=pytest.mark.nightly("in sync, an error tried again and again"))]
+    "mode",
+    [
+        pytest.param("async", marks=pytest.mark.slow),
+        pytest.param("sync", marks=pytest.mark.nightly("in sync, an error tried again and again")),
+    ],
 )
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(
     mode: str, processes: Processes, looping: Path, tmp_path: Path
@@ -234,6 +238,7 @@ if ctx.worker_index in map(int, os.environ["LEAVE"].split(",")):
 """
 
 
+@pytest.mark.slow
 def test_who_leaves_without_an_end_is_named_and_a_model_that_is_not_saved_is_no_success(
     processes: Processes, script: Path, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_killed_at_any_call_while_a_further_step_is_written(tmp_path: Path) -> N
     assert seen == {1, 2}
 
 
+@pytest.mark.slow
 def test_killed_at_any_call_while_the_only_checkpoint_is_written_again(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     seen = []

@@ -120,6 +120,7 @@ def check_document_s_lines(cluster: ByHand, ps: Process, chief: Process) -> None
         assert ours not in ps.text + chief.text
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_ends_every_task_with_130(cluster: ByHand, processes: Processes, gate: Gate) -> None:
     at_the_gate = ("--gate", f"0:5:{gate.path}", "--gate", f"1:5:{gate.path}")
     tasks = [cluster.start("ps", 0), *(cluster.start("worker", i, script=at_the_gate) for i in (0, 1))]

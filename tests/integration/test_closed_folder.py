@@ -88,6 +88,7 @@ def prefix(closed: Path) -> list[str]:
     pytest.skip("SKIPPED, so closed folders are NOT tested here: root, and no setpriv that gives up its privilege")
 
 
+@pytest.mark.slow
 def test_every_verb_says_in_a_sentence_that_it_may_not_go_there(
     processes: Processes, closed: Path, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_once_it_is_imported_everything_is_as_torch_has_it() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["c.KEPT = '__other'", "torch.optim.Optimizer.add_param_group = lambda *_: None"])
 def test_a_torch_that_keeps_it_elsewhere_is_left_alone(change: str) -> None:
     run(BEGIN + change + "\nassert not c.postpone() and c.watch() is None")
@@ -71,5 +72,6 @@ assert len(seen) == 3, seen
 """
 
 
+@pytest.mark.slow
 def test_a_whole_graph_is_compiled_around_a_hook_that_was_there_before() -> None:
     run(POSTPONED + COMPILED)

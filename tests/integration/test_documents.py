@@ -34,7 +34,6 @@ CASES_000 = {  # the section of document 000: its commands, number of ps, of wor
     "8": (ONE_AND_THREE, 1, 3),
 }
 NIGHTLY = pytest.mark.nightly("a section of document 000 whose number of tasks matters")
-TIERS = {"4": [], "5": [pytest.mark.slow]}
 
 
 @pytest.fixture
@@ -55,7 +54,9 @@ def sized(commands: str, flags: str) -> str:
     return re.sub(r"(--task_index=\d)", rf"\1 --log_style=tf {flags}", commands)
 
 
-@pytest.mark.parametrize("section", [pytest.param(name, marks=TIERS.get(name, NIGHTLY)) for name in CASES_000])
+@pytest.mark.parametrize(
+    "section", [pytest.param(name, marks=pytest.mark.slow if name == "4" else NIGHTLY) for name in CASES_000]
+)
 def test_document_000(section: str, processes: Processes, ports: Reserved, folder: Path) -> None:
     commands, num_ps, num_workers = CASES_000[section]
     write_settings(folder, localhost(ports, num_ps), localhost(ports, num_workers))

@@ -45,7 +45,9 @@ FULL = ("latin-1", "LANG=C", "no UTF-8 at all")  # in the long tests only
 NIGHTLY = pytest.mark.nightly("a terminal whose encoding one verb cannot print in")
 
 
-@pytest.mark.parametrize("terminal", [pytest.param(name, marks=[NIGHTLY] * (name in FULL)) for name in TERMINALS])
+@pytest.mark.parametrize(
+    "terminal", [pytest.param(name, marks=NIGHTLY if name in FULL else pytest.mark.slow) for name in TERMINALS]
+)
 def test_no_verb_ends_because_a_name_cannot_be_printed(terminal: str, processes: Processes, tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir()

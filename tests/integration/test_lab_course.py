@@ -21,6 +21,7 @@ def told(processes: Processes, folder: Path, script: str, workers: int, *flags: 
     return msgspec.json.decode((folder / TOLD).read_bytes(), type=Learned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "workers"), [("accuracy_script", 2), ("in_graph_script", 3)])
 def test_a_cluster_tells_its_accuracies_on_the_way(
     script: str, workers: int, processes: Processes, tmp_path: Path

@@ -87,6 +87,7 @@ def test_the_lane_is_measured_beside_others(
     assert set(seen.used) == (systems if "--limit-mbit" in flags else set())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(
     processes: Processes, gate: Gate, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_ctrl_c_ends_a_cell_with_hosts_at_once_and_its_ps_in_order(
     assert "ps:0 served 5 updates" in RunPaths(tmp_path / "run").logs(Task("ps", 0)).read_text()
 
 
+@pytest.mark.slow
 def test_null_workers_push_and_all_end(processes: Processes, tmp_path: Path) -> None:
     counts = ("--bytes", "100000", "--workers", "3", "--ps", "2", "--lane", "tcp", "--seconds", "0.05")
     run = processes.start(sys.executable, "-m", "paceline.lab.scripts.scale_script", *counts, "--told", tmp_path / TOLD)

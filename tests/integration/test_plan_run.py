@@ -34,6 +34,7 @@ def plan(processes: Processes, script: Path, *flags: object) -> Process:
     return processes.paceline("plan", "--seconds", "0.4", "--threads", usable_cores(), *flags, script)
 
 
+@pytest.mark.slow
 def test_a_script_that_never_ends_is_calibrated_and_planned(processes: Processes, tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(SCRIPT)

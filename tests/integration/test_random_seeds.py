@@ -49,6 +49,7 @@ def check_own(workers: Seen) -> None:
             assert len(set(drawn)) == WORKERS, f"{what} {number}: {drawn}"
 
 
+@pytest.mark.slow
 def test_every_worker_has_random_numbers_of_its_own(processes: Processes) -> None:
     first = run(processes, "first")
     check_own(first)

@@ -63,6 +63,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused_before_anything_starts(folder: Folder) -> None:
     folder.run(2, "--run-dir=first").ends_with(0)
     newest = folder.copy("first", "damaged")[0]
@@ -94,6 +95,7 @@ def test_what_cannot_be_resumed_is_refused_before_anything_starts(folder: Folder
     assert sorted(folder.path.rglob("*")) == there, "nothing was made"
 
 
+@pytest.mark.slow
 def test_what_is_resumed_and_what_is_left_out_stands_on_the_terminal(folder: Folder) -> None:
     folder.run(2, "--run-dir=first").ends_with(0)
     newest, older = folder.copy("first", "damaged")

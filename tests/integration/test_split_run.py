@@ -29,7 +29,7 @@ def split_of(worker: Worker) -> SplitMs:
     return worker.split_ms
 
 
-@pytest.mark.parametrize("lane", ["shm", "tcp"])
+@pytest.mark.parametrize("lane", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_loading_computing_and_waiting_are_told_apart(lane: str, processes: Processes, tmp_path: Path) -> None:
     flags = ["--workers=2", "--mode=sync", f"--lane={lane}", "--run-dir=made"]
     processes.paceline("run", *flags, PROGRAMS / "split.py").ends_with(0)

@@ -15,7 +15,7 @@ from paceline.server.shard import Shard
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, Joined, OptimizerSpec
 from paceline.worker import link as link_module
-from paceline.worker.link import HEADER_BYTES, Link
+from paceline.worker.link import SEGMENT_HEAD_BYTES, Link
 
 SIZE_BYTES = align(318_000)  # the MNIST model of the recipe
 READS = 400
@@ -66,13 +66,13 @@ class FromSegment:
 
     def __init__(self, parameters: Arena) -> None:
         self.stream = self
-        self.slot = Arena.shared(HEADER_BYTES + SIZE_BYTES)
+        self.slot = Arena.shared(SEGMENT_HEAD_BYTES + SIZE_BYTES)
         self.into_slot = 0
         self.on_its_way: list[Frame] = []
         self._parameters = parameters
 
     def ask(self, request: object, bulk: object = ()) -> tuple[Joined, None]:
-        return Joined(True, 0, 0, [HEADER_BYTES + SIZE_BYTES] * 2), None
+        return Joined(True, 0, 0, [SEGMENT_HEAD_BYTES + SIZE_BYTES] * 2), None
 
     def recv_arenas(self, sizes: object, writable: object) -> list[Arena]:
         return [self._parameters, self.slot]
@@ -84,7 +84,7 @@ class FromSegment:
         sequence = memory[:8].cast("Q")
         while True:
             before = sequence[0]
-            self.slot.memory[HEADER_BYTES:] = memory[HEADER_BYTES:]
+            self.slot.memory[SEGMENT_HEAD_BYTES:] = memory[SEGMENT_HEAD_BYTES:]
             if before % 2 == 0 and sequence[0] == before:
                 self.on_its_way.append(answer(int(kwargs["push_id"]), before // 2))  # type: ignore[call-overload]
                 return
@@ -96,9 +96,9 @@ class FromSegment:
 @pytest.fixture
 def parameters() -> Iterator[Arena]:
     """A segment that another process updates as fast as it can."""
-    arena = Arena.shared(HEADER_BYTES + SIZE_BYTES)
+    arena = Arena.shared(SEGMENT_HEAD_BYTES + SIZE_BYTES)
     assert arena.fd is not None
-    command = [sys.executable, "-c", UPDATES, str(arena.fd), str(arena.size_bytes), str(HEADER_BYTES)]
+    command = [sys.executable, "-c", UPDATES, str(arena.fd), str(arena.size_bytes), str(SEGMENT_HEAD_BYTES)]
     with subprocess.Popen(command, pass_fds=[arena.fd], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -150,7 +150,7 @@ def test_a_read_that_is_always_disturbed_asks_the_ps(parameters: Arena, monkeypa
 def test_the_answer_to_the_push_is_not_taken_for_a_copy_in_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that was sent to wake a worker that was awake already; then its read is disturbed too often."""
     monkeypatch.setattr(link_module, "TORN_TRIES", 0)
-    parameters = Arena.shared(HEADER_BYTES + SIZE_BYTES)
+    parameters = Arena.shared(SEGMENT_HEAD_BYTES + SIZE_BYTES)
     link, numbers = joined(parameters)
     channel = link.channel
     channel.on_its_way.append(answer(push_id=7, version=0))  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import paceline
 from paceline.launchers import serving
 from paceline.launchers.threads import launch
 from paceline.server.memory import Unkept
-from paceline.wire.segments import ANSWERED
+from paceline.wire.frames import ANSWERED
 
 SOURCE = Path(paceline.__file__).parent
 PAGE = SOURCE.parent.parent / "docs" / "step.md"
@@ -29,7 +29,7 @@ STEPS = 30
 SETTLE_S = 2e-3  # the ps has done what it does after its answer, and waits for the next push
 
 MAX_WORKER_CALLS, MAX_PS_CALLS = 41, 35  # lower them with every call that goes; at last 50 together
-MAX_FILES = 29  # and 12
+MAX_FILES = 28  # and 12
 
 Call = tuple[str, str]  # file below src/paceline, function
 

@@ -181,7 +181,7 @@ class Connection:
         if self.down.is_ended:
             raise ConnectionLost("the worker is gone")
         self.down.put(
-            Frame(kind, outcome, flags, worker, 0, incarnation, len(tail), push_id, version, bool(bulk), tail=tail)
+            Frame(kind, outcome, flags, worker, incarnation, len(tail), push_id, version, bool(bulk), tail=tail)
         )
 
     def say(self, message: Request | Reply, bulk: Any = ()) -> None:

@@ -36,7 +36,7 @@ COUNTED = "a gradient that was added up"
 
 
 class Bell:
-    """wire/segments.Bell: a frame comes only to a worker that said it sleeps. (Here all that look at it do.)"""
+    """wire/frames.Bell: a frame comes only to a worker that said it sleeps. (Here all that look at it do.)"""
 
     def __init__(self) -> None:
         self.sleeps_for = 0

@@ -21,7 +21,7 @@ from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
 
 MAX_EVENTS = 60_000
-NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Switcher:

@@ -84,7 +84,7 @@ class Link:
     def send(self, kind: int, flags: int = 0, push_id: int = 0, tail: bytes = b"", gradient: Any = None) -> None:
         t = self._task
         version = max(self.version, 0)
-        frame = Frame(kind, 0, flags, t.index, 0, t.incarnation, len(tail), push_id, version, 0, tail=tail)
+        frame = Frame(kind, 0, flags, t.index, t.incarnation, len(tail), push_id, version, 0, tail=tail)
         self.connection.say_up(frame, gradient)
 
 

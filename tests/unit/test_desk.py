@@ -17,7 +17,7 @@ from paceline.wire.frames import Frame, Kind
 LEASE_S = 5.0
 SECOND, THIRD = first_incarnation(2), first_incarnation(3)
 ASYNC, SYNC = ModeSpec(), ModeSpec(name="sync")
-NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_FRAME = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class Said:

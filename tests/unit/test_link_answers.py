@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.wire.frames import Frame, Kind, Outcome
-from paceline.wire.segments import HEADER_BYTES, Bell
+from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell, Frame, Kind, Outcome
 from paceline.worker import link as module
 from paceline.worker.link import Link
 
@@ -16,7 +15,7 @@ class Waiting:
     """A link that waits for push 7; `after` how many looks the ps answers, None: by a frame alone."""
 
     def __init__(self, patch: pytest.MonkeyPatch, lane: str, after: int | None) -> None:
-        self.header = memoryview(bytearray(HEADER_BYTES))
+        self.header = memoryview(bytearray(SEGMENT_HEAD_BYTES))
         self.ps, self.looks, self.frames = Bell(self.header), 0, 0
         self._after, self._now_s = after, 0.0
         channel = SimpleNamespace(lane=lane, shares_memory=True, recv=self._recv)

@@ -11,8 +11,8 @@ from paceline.errors import ConnectionLost, UsageError
 from paceline.telemetry.ledger import Kind, Ledger, read
 from paceline.telemetry.ledgers import Recorded, set_predecessor_aside, verdict_of
 from paceline.telemetry.paths import RunPaths
+from paceline.wire.frames import SEGMENT_HEAD_BYTES
 from paceline.wire.messages import Joined
-from paceline.wire.segments import HEADER_BYTES
 from paceline.worker.link import Link
 
 PS_0, PS_1 = Task("ps", 0), Task("ps", 1)
@@ -101,7 +101,7 @@ class Answers:
 
 
 def joined(lineage: int, version: int, is_initialised: bool = True) -> Joined:
-    return Joined(is_initialised, version, lineage, [HEADER_BYTES + 4] * 2)
+    return Joined(is_initialised, version, lineage, [SEGMENT_HEAD_BYTES + 4] * 2)
 
 
 def link_to(first: Joined) -> Link:
@@ -130,8 +130,8 @@ def test_an_empty_ps_does_not_make_a_worker_forget_its_lineage() -> None:
 def test_memory_of_a_shard_that_went_back_is_not_read_as_if_it_had_not() -> None:
     """All shards go back with one that moved, and a worker that maps their memory sees it before it hears of it."""
     link = link_to(joined(lineage=0, version=20))
-    memory = memoryview(bytearray(HEADER_BYTES + 4))
-    link._sequence, link._parameters = memory[:8].cast("Q"), memory[HEADER_BYTES:]
+    memory = memoryview(bytearray(SEGMENT_HEAD_BYTES + 4))
+    link._sequence, link._parameters = memory[:8].cast("Q"), memory[SEGMENT_HEAD_BYTES:]
     link._sequence[0] = 2 * 15
     told = []
 

@@ -72,7 +72,7 @@ def test_what_cannot_be_decoded_is_told_once_with_who_sent_it(service: Service) 
     service.on_refusal = told.append
     for _ in range(3):
         tail = msgspec.msgpack.encode({"type": "Steps", "total": 2.5})
-        frame = Frame(Kind.COLD, 0, 0, 0, 0, 0, 0, 0, len(tail), 0, tail)
+        frame = Frame(Kind.COLD, 0, 0, 0, 0, len(tail), 0, 0, 0, 0, tail)
         channel = SimpleNamespace(recv=lambda frame=frame: frame, bytes_in=0, bytes_out=0)
         service._serve(Peer(channel, key=(1, 1)))  # type: ignore[arg-type]
     assert len(told) == 1

@@ -23,8 +23,8 @@ from paceline.server.states import States
 from paceline.server.undo import Undo
 from paceline.server.vectors import Scratch, Slot, Vector
 from paceline.views import NAMES, as_bytes, flat
+from paceline.wire.frames import ASSIGNMENT, SEGMENT_HEAD_BYTES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE, OptimizerSpec, Options, SlotEntry
-from paceline.wire.segments import ASSIGNMENT, HEADER_BYTES
 
 MIN_BLOCKS = 4  # fewer are done before other threads have woken up
 
@@ -54,8 +54,8 @@ class Shard:
         self.options = optimizer.groups
         self.size_bytes = plan.shard_bytes[index]
         self._kept = memory or Unkept()
-        self.arena = self._kept.arena("parameters", HEADER_BYTES + self.size_bytes)
-        self.memory = self.arena.memory[HEADER_BYTES:]
+        self.arena = self._kept.arena("parameters", SEGMENT_HEAD_BYTES + self.size_bytes)
+        self.memory = self.arena.memory[SEGMENT_HEAD_BYTES:]
         self._sequence = self.arena.memory[:8].cast("Q")
         self.pieces = plan.shards[index]
         self._wire = Recast(layout, self.pieces, self.size_bytes, wire_casts(wire))

@@ -16,8 +16,8 @@ from paceline.params.recast import Recast
 from paceline.server.blocks import Block
 from paceline.server.memory import Memory, Unkept
 from paceline.views import NAMES, flat
+from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell
 from paceline.wire.messages import Options
-from paceline.wire.segments import HEADER_BYTES, Bell
 
 
 class Vector:
@@ -70,9 +70,9 @@ class Slot(Vector):
         name: str = "",
     ) -> None:
         self._kept, self._name = memory or Unkept(), name
-        self.arena = self._kept.arena(f"slot.{name}", HEADER_BYTES + max(size_bytes, wire.size_bytes))
+        self.arena = self._kept.arena(f"slot.{name}", SEGMENT_HEAD_BYTES + max(size_bytes, wire.size_bytes))
         self.bell = Bell(self.arena.memory)
-        body = self.arena.memory[HEADER_BYTES:]
+        body = self.arena.memory[SEGMENT_HEAD_BYTES:]
         self.memory = body[: wire.size_bytes]
         self.parameters = body[:size_bytes]
         self.options: list[Options] = []

@@ -1,11 +1,16 @@
-"""Encode the 64-byte frames of the hot path, with a keyed MAC over frame, tail and a counter.
+"""Hot-path messages: 64-byte frames with a keyed MAC, and the headers of shared memory.
 
-Used by transport/channel. Pure: bytes in, tuples out. A frame may be followed by a *tail* (small, covered by the MAC)
-and by *bulk*, a shard's bytes. The checksum of small bulk is in the frame; that of large bulk follows the bulk, so that
-both sides hash piece by piece while the bytes are in the cache.
+Used by transport/channel; the headers by server/shard and worker/link. Pure: bytes in, tuples out. A frame may be
+followed by a *tail* (small, covered by the MAC) and by *bulk*, a shard's bytes. The checksum of small bulk is in the
+frame; that of large bulk follows the bulk, so that both sides hash piece by piece while the bytes are in the cache.
 
     kind u8 | outcome u8 | flags u16 | worker u16 | 2 bytes of padding | incarnation u32 | tail_bytes u32 |
-    push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes
+    push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes; the MAC covers frame, tail and a counter
+
+On a lane that shares memory, both sides read and write two kinds of segments as plain memory, without locks or system
+calls. A segment of parameters starts with a *sequence number* (a seqlock): odd while an update runs, then 2 x version.
+Values that come from outside make no version; they are counted in the number's upper bits, so that it still changes.
+A slot, the segment of a gradient, starts with a *bell*.
 """
 
 import struct
@@ -19,12 +24,15 @@ from paceline.errors import ProtocolError
 FRAME_BYTES = 64
 HEADER_BYTES = 48
 MAX_TAIL_BYTES = 16 << 20
+SEGMENT_HEAD_BYTES = 64
+ASSIGNMENT = 1 << 48  # added to the sequence number when values come from outside
 
 NO_TAIL = bytes(4)
 TAIL_BYTES = slice(12, 16)  # where a frame says how long its tail is
 
 _HEADER = struct.Struct("<BBHH2xIIQQQQ")
 _COUNTER = struct.Struct("<Q")
+ANSWERED, VERSION, OUTCOME, SLEEPS = range(4)  # cells of a bell
 _SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
 
 
@@ -87,7 +95,7 @@ class Frame(NamedTuple):
 
 
 class Codec:
-    """Packs with one key and its counter, checks with the other key and its counter.
+    """Pack frames with one key and its counter; check frames with the other key and its counter.
 
     >>> a, b = Codec(b"1" * 32, b"2" * 32), Codec(b"2" * 32, b"1" * 32)
     >>> frame = bytes(a.pack(Kind.BEAT, 0, 3, 1, 0, b"", 7, 0, 0))
@@ -158,3 +166,34 @@ class Codec:
         if not compare_digest(mac.digest(), received):
             raise ProtocolError("a frame with a wrong MAC: changed on the way, replayed, or not from this run")
         return Frame._make((*_HEADER.unpack_from(frame), tail))
+
+
+class Bell:
+    """The first cells of a slot, in memory that a worker and a ps both map; worker/link reads them without a call.
+
+    The ps writes its answer there, and sends a frame only to a worker that already sleeps. Most answers are there
+    before the worker asks, so most cost neither side a system call.
+
+    >>> bell = Bell(memoryview(bytearray(64)))
+    >>> bell.ring(push_id=7, version=3, outcome=0, flags=4)
+    False
+    >>> bell.cells[ANSWERED], bell.cells[VERSION], bell.cells[OUTCOME] & 0xFF, bell.cells[OUTCOME] >> 8
+    (7, 3, 0, 4)
+    """
+
+    __slots__ = ("cells",)
+
+    def __init__(self, header: memoryview) -> None:
+        self.cells = header[:SEGMENT_HEAD_BYTES].cast("Q")
+
+    def ring(self, push_id: int, version: int, outcome: int, flags: int) -> bool:
+        """Write the answer, its push id last; return whether the worker sleeps, so that a frame must wake it.
+
+        A worker writes its push id to SLEEPS before it blocks, and reads ANSWERED once more after that. A processor may
+        let both sides miss each other; a blocked worker reads again whenever its read times out, so that costs a
+        moment, never a hang."""
+        cells = self.cells
+        cells[VERSION] = version
+        cells[OUTCOME] = outcome | flags << 8
+        cells[ANSWERED] = push_id
+        return cells[SLEEPS] == push_id

@@ -16,9 +16,21 @@ from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
 from paceline.transport.channel import ASK_S, Channel, Counts
 from paceline.wire.decisions import Decision
-from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
+from paceline.wire.frames import (
+    ANSWERED,
+    ASSIGNMENT,
+    OUTCOME,
+    SEGMENT_HEAD_BYTES,
+    SLEEPS,
+    VERSION,
+    WITHOUT_PARAMETERS,
+    Bell,
+    Flag,
+    Frame,
+    Kind,
+    Outcome,
+)
 from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
-from paceline.wire.segments import ANSWERED, ASSIGNMENT, HEADER_BYTES, OUTCOME, SLEEPS, VERSION, Bell
 
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
@@ -74,7 +86,7 @@ class Link:
         self._incarnation = incarnation
         self._parameters: memoryview | None = None
         self._sequence: memoryview | None = None
-        self._bell: memoryview | None = None  # the cells of wire/segments Bell
+        self._bell: memoryview | None = None  # the cells of wire/frames Bell
         self.lineage = 0
         self._ledger = ledger
         self._awaits_push = False  # whether the next answer tells what became of a gradient
@@ -106,13 +118,13 @@ class Link:
                 f"this ps:{self.index} is of lineage {joined.lineage}, and worker:{self._worker} trains in lineage "
                 f"{self.lineage}: it was started again elsewhere since"
             )
-        if joined.segment_bytes != [HEADER_BYTES + self.into.nbytes] * 2:
+        if joined.segment_bytes != [SEGMENT_HEAD_BYTES + self.into.nbytes] * 2:
             raise ProtocolError(f"ps:{self.index} holds {joined.segment_bytes} bytes, expected {self.into.nbytes}")
         if self.shares_memory:
             parameters, slot = self.channel.stream.recv_arenas(joined.segment_bytes, [False, True])
             self._sequence = parameters.memory[:8].cast("Q")
-            self._parameters = parameters.memory[HEADER_BYTES:]
-            self.slot = slot.memory[HEADER_BYTES:]
+            self._parameters = parameters.memory[SEGMENT_HEAD_BYTES:]
+            self.slot = slot.memory[SEGMENT_HEAD_BYTES:]
             self.slot_bytes = self.slot_bytes or self.slot.nbytes
             self._bell = Bell(slot.memory).cells
             if self.channel.lane == "shm":

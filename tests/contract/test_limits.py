@@ -17,7 +17,7 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.server.control import roles
-from paceline.server.core import PsConfig
+from paceline.server.control.config import PsConfig
 from paceline.server.service import Service
 from paceline.transport import LANES, base, security
 from paceline.transport.acceptor import MAX_HALF_OPEN, OWN_HALF_OPEN
@@ -284,7 +284,7 @@ def test_a_reader_can_neither_join_nor_write_nor_end_anything() -> None:
                 channel.send(kind, worker=0, incarnation=1)
                 with pytest.raises(ConnectionLost):
                     channel.recv()
-        assert not ps.core.peers and ps.core.shard is None and ps._failure is None
+        assert not ps.core.control.at and ps.core.shard is None and ps._failure is None
 
 
 def test_a_worker_that_is_not_the_chief_can_neither_initialise_nor_assign() -> None:
@@ -294,7 +294,7 @@ def test_a_worker_that_is_not_the_chief_can_neither_initialise_nor_assign() -> N
         for message in (m.Init(), m.Assign("parameters")):
             reply, _ = other.ask(message, bulk=[values])
             assert isinstance(reply, m.Failed) and "chief" in reply.reason
-        assert not ps.core.is_initialised
+        assert not ps.core.control.is_initialised
 
 
 def test_only_the_first_words_count_as_a_proof_of_the_role() -> None:
@@ -327,4 +327,4 @@ def test_a_push_that_no_optimizer_can_use_ends_its_connection_and_not_the_ps(tai
             with pytest.raises(ConnectionLost):
                 channel.send(Kind.PUSH, incarnation=1, push_id=1, tail=m.encode(tail), bulk=[bytes(4_000_000)])
                 channel.recv()
-        assert ps._failure is None and ps.core.state.version == 0
+        assert ps._failure is None and ps.core.control.state.version == 0

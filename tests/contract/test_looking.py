@@ -76,7 +76,7 @@ def test_only_with_one_worker_on_this_host(monkeypatch: pytest.MonkeyPatch) -> N
     with serving("shm", "tcp") as (address, ps):
 
         def looks() -> list[float]:
-            return [peer.channel.stream.look_s for peer in ps.core.peers.values()]
+            return [ps.core.peers[c].channel.stream.look_s for c in ps.core.control.at.values()]
 
         with closing(connect(address, "shm", SECRET)) as first:
             assert isinstance(first.ask(join())[0], m.Joined)
@@ -93,7 +93,7 @@ def test_not_where_cores_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "usable_cores", lambda: 1)
     with serving("shm") as (address, ps), closing(connect(address, "shm", SECRET)) as worker:
         assert isinstance(worker.ask(join())[0], m.Joined)
-        assert [peer.channel.stream.look_s for peer in ps.core.peers.values()] == [0.0]
+        assert [ps.core.peers[c].channel.stream.look_s for c in ps.core.control.at.values()] == [0.0]
 
 
 def test_whoever_wants_an_idle_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,4 +102,4 @@ def test_whoever_wants_an_idle_core_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with serving("shm") as (address, ps), closing(connect(address, "shm", SECRET)) as worker:
         ps.core.config = dataclasses.replace(ps.core.config, may_look=False)
         assert isinstance(worker.ask(join())[0], m.Joined)
-        assert [peer.channel.stream.look_s for peer in ps.core.peers.values()] == [0.0]
+        assert [ps.core.peers[c].channel.stream.look_s for c in ps.core.control.at.values()] == [0.0]

@@ -15,7 +15,8 @@ from paceline.errors import PacelineError, ProtocolError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params import arena
-from paceline.server.core import Core, Peer, PsConfig
+from paceline.server.control.config import PsConfig
+from paceline.server.core import Core, Peer
 from paceline.server.desk import Desk
 from paceline.transport.security import Role
 from paceline.wire import messages as m
@@ -89,6 +90,7 @@ def test_no_request_ends_a_ps(data: st.DataObject, mode: str) -> None:
         desk = Desk(core, lambda task, report: None)
         roles = [Role.WORKER, Role.WORKER, data.draw(st.sampled_from(Role))]
         peers = [Peer(Client(role)) for role in roles]  # type: ignore[arg-type]
+        core.peers = {peer.id: peer for peer in peers}
         if data.draw(st.booleans()):  # a model is there, and whoever asks may be its worker
             desk.handle(peers[0], msgspec.structs.replace(MESSAGES[0], mode=mode), NO_BULK)
             desk.handle(peers[0], m.Init(), NO_BULK._replace(bulk_bytes=128))

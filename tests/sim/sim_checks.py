@@ -35,7 +35,7 @@ def check(cluster: "Cluster") -> None:
 
 def is_paused(cluster: "Cluster") -> bool:
     """Whether too few workers are left, and those wait as they must."""
-    return cluster.services[0].core.lacks() > 0
+    return cluster.services[0].core.control.lacks() > 0
 
 
 def check_everybody_ended(cluster: "Cluster") -> None:
@@ -47,7 +47,7 @@ def check_everybody_ended(cluster: "Cluster") -> None:
             faults.append(f"{process.name} failed: {process.error!r}")
     if cluster.world.now > MAX_S:
         faults.append(f"the run took {cluster.world.now} s")
-    state = cluster.services[0].core.state
+    state = cluster.services[0].core.control.state
     if not is_paused(cluster) and (state.rounds.votes or state.waiting):
         faults.append(f"ps:0 is left with {state.rounds.votes} and {state.waiting}")
 
@@ -79,7 +79,7 @@ def pushes_of(service: SimService, process: Worker) -> set[int]:
 
 def check_acknowledged(cluster: "Cluster") -> None:
     """What a worker was told is what happened: in rounds by ps:0 for every shard (dead ones: on ps:0), else by each."""
-    votes = cluster.services[0].core.state.rounds.votes
+    votes = cluster.services[0].core.control.state.rounds.votes
     for process in cluster.processes:
         applied = [pushes_of(service, process) for service in cluster.services]
         for link in process.links:
@@ -95,7 +95,7 @@ def check_acknowledged(cluster: "Cluster") -> None:
 
 
 def check_versions(cluster: "Cluster") -> None:
-    plan, versions = cluster.plan, [s.core.state.version for s in cluster.services]
+    plan, versions = cluster.plan, [s.core.control.state.version for s in cluster.services]
     if versions != [len(s.ledger.updates) for s in cluster.services]:
         cluster.world.faults.append(f"versions {versions} are not what was applied")
     if is_paused(cluster):
@@ -119,7 +119,7 @@ def check_versions(cluster: "Cluster") -> None:
 def check_counts(cluster: "Cluster") -> None:
     """What the report says of each worker is what happened to its pushes."""
     for service in cluster.services:
-        state = service.core.state
+        state = service.core.control.state
         applied = Counter(g[0] for update in service.ledger.updates for g in update)
         counted = {worker: sum(counts.values()) for worker, counts in state.staleness.items()}
         if counted != dict(applied):
@@ -127,7 +127,7 @@ def check_counts(cluster: "Cluster") -> None:
         if any(waited_s < 0 for waited_s in state.waited_s.values()):
             service.fault(f"waited {dict(state.waited_s)}")
     first = cluster.services[0]
-    state, received = first.core.state, first.watch.received
+    state, received = first.core.control.state, first.watch.received
     applied = Counter(g[0] for update in first.ledger.updates for g in update)
     dealt_with = {worker: applied[worker] + state.discarded[worker] for worker in received}
     is_whole = cluster.plan.is_calm and not cluster.plan.retries and not is_paused(cluster)
@@ -146,7 +146,7 @@ def check_rounds(cluster: "Cluster") -> None:
             if not cluster.has_rounds(cluster.services[0].watch.specs[epoch]):
                 continue
             ours, theirs = updates_in(service, epoch), updates_in(cluster.services[0], epoch)
-            is_over = service.core.state.turn > epoch
+            is_over = service.core.control.state.turn > epoch
             if ours != (theirs if is_over else theirs[: len(ours)]):
                 service.fault(f"applied {ours} in epoch {epoch}, ps:0 {theirs}")
     for round_, (update, epoch) in enumerate(zip(first.updates, first.epochs, strict=True)):
@@ -174,11 +174,12 @@ def is_round(update: tuple[Gradient, ...], round_: int, tokens: int) -> bool:
 def check_switches(cluster: "Cluster") -> None:
     """A change that was accepted has happened, and every shard that anybody trains on obeys it."""
     first, faults = cluster.services[0], cluster.world.faults
-    core, epoch = first.core, first.core.state.turn
-    if core.wanted is not None and not is_paused(cluster):
-        first.fault(f"never came to {core.wanted}")
-    if core.dial.turn != epoch or core.dial.spec != core.state.mode.spec or len(core.mode_changes) != epoch:
-        first.fault(f"is in {core.state.mode.spec} after {core.mode_changes}, and says {core.dial}")
+    control = first.core.control
+    epoch, holds = control.state.turn, control.state.mode.spec
+    if control.wanted is not None and not is_paused(cluster):
+        first.fault(f"never came to {control.wanted}")
+    if control.dial.turn != epoch or control.dial.spec != holds or len(control.mode_changes) != epoch:
+        first.fault(f"is in {holds} after {control.mode_changes}, and says {control.dial}")
     for switcher in cluster.switchers:
         if isinstance(switcher.reply, Switched) and switcher.reply.pause_ms is not None:
             if switcher.reply.after != switcher.spec or switcher.spec not in first.watch.specs:
@@ -187,7 +188,7 @@ def check_switches(cluster: "Cluster") -> None:
             faults.append(f"a switch was answered with {switcher.reply}")
     adopted = max((p.adopted for p in cluster.processes), default=0)
     for service in cluster.services[1:]:
-        state = service.core.state
+        state = service.core.control.state
         if not adopted <= state.turn <= epoch or state.mode.spec != first.watch.specs[state.turn]:
             service.fault(f"is in {state.mode.spec} of epoch {state.turn}; a worker brought {adopted}")
 
@@ -195,15 +196,17 @@ def check_switches(cluster: "Cluster") -> None:
 def check_slots(cluster: "Cluster") -> None:
     """Memory: a ps keeps one slot per live worker, and those that an open round may still need."""
     for service in cluster.services:
-        core = service.core
-        kept = [k for k in core.slots if k not in core.state.staged and not core.members.is_current(*k)]
+        core, control = service.core, service.core.control
+        kept = [k for k in core.slots if k not in control.state.staged and not control.members.is_current(*k)]
         if kept:
             service.fault(f"never freed the slots of {kept}")
-        if core.state.staged and not core.state.mode.has_rounds:
-            service.fault(f"keeps {core.state.staged} for a round that never comes")
+        if control.state.staged and not control.state.mode.has_rounds:
+            service.fault(f"keeps {control.state.staged} for a round that never comes")
         known = [id(slot) for slot in core.slots.values()]
         if any(slot.arena.is_open and id(slot) not in known for slot in service.ledger.made):
             service.fault("made a slot and lost it")
-        sums = [k for k, slot in core.slots.items() if slot.sum and not getattr(core.state.staged.get(k), "counted", 0)]
+        sums = [
+            k for k, slot in core.slots.items() if slot.sum and not getattr(control.state.staged.get(k), "counted", 0)
+        ]
         if sums and not is_paused(cluster):
             service.fault(f"added up gradients of {sums} and never used them")

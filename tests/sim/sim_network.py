@@ -13,14 +13,14 @@ from random import Random
 from typing import Any
 
 from paceline.errors import ConnectionLost
-from paceline.server import core, desk, service, switching
+from paceline.server import core, service
 from paceline.server.core import Peer
 from paceline.transport.security import Role
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Reply, Request, encode
 
 UPTIME_S = 1e6  # a machine's clock does not begin with the run
-CLOCKED: tuple[Any, ...] = (core, desk, service, switching)
+CLOCKED: tuple[Any, ...] = (core, service)
 
 
 class World:
@@ -139,6 +139,7 @@ class Connection:
         self.arenas: list[Any] = []
         self.payload: Any = None
         self.peer = Peer(self, outbox=Outbox(world, service, self))  # type: ignore[arg-type]
+        service.core.peers[self.peer.id] = self.peer
         self._world = world
         self._service = service
         self.up = Pipe(world, self._deliver, lambda: service.ended(self))
@@ -178,6 +179,8 @@ class Connection:
         tail: bytes = b"",
         bulk: Any = (),
     ) -> None:
+        if self._service.core.lock._is_owned():
+            self._world.faults.append(f"{self._service.name} sends under its lock")
         if self.down.is_ended:
             raise ConnectionLost("the worker is gone")
         self.down.put(

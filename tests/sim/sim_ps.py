@@ -1,24 +1,26 @@
-"""WHAT would a ps do? The real Service, Desk, Core, ShardState, Rounds, Membership and Budget, without threads.
+"""A simulated ps: the real Service, Desk, Core and control plane, whole, without threads.
 
 Only four things are replaced: frames come from the simulated network, a connection's own thread is a delay, a timer is
 an event, and the shard holds no numbers: a slot remembers whose gradient lies in it, its sum which were added up, and
-an update writes down what it read there.
+an update writes down what it read there. What is sent after an event may leave late.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from lives import Pieces
 from sim_network import UPTIME_S, Connection, World
-from sim_watch import Watch, WatchedMembership
+from sim_watch import Moment, Watch, WatchedMembership
 
 from paceline.errors import ConnectionLost, ProtocolError
 from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
 from paceline.server.control.actions import Action, Answer, Apply
-from paceline.server.core import Core, Peer, PsConfig
-from paceline.server.desk import Answers
+from paceline.server.control.config import PsConfig
+from paceline.server.control.control import Control, make
+from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.server.durable import Durable, SlotMeta
 from paceline.server.service import Service
 from paceline.wire.decisions import Key
@@ -126,9 +128,10 @@ class Ledger:
         if not all(slot.memory.is_open for slot, _, _ in parts):
             self._service.fault("read a slot that was freed")
         gradients = tuple(g for slot, has_sum, has_slot in parts for g in slot.taken(has_sum, has_slot))
-        self._service.watch.updates(gradients, divisor, len(self.updates))
+        moment = self._service.moments.pop(0)
+        self._service.watch.updates(moment, gradients, divisor, len(self.updates))
         self.updates.append(gradients)
-        self.epochs.append(self._service.core.state.turn)
+        self.epochs.append(moment.turn)
 
     def prepare_next(self) -> None:
         """Copy nothing: there are no numbers to put back."""
@@ -138,7 +141,7 @@ class SimDurable(Durable):
     """Slots have no numbers here, and outlive a ps as they are."""
 
     def _slot(self, key: Key, slot: Any) -> SlotMeta:
-        return SlotMeta(key, b"", 0.0, self._once("options", slot.options), None)
+        return SlotMeta(key, b"", 0.0, msgspec.Raw(msgspec.msgpack.encode(slot.options)), None)
 
 
 class SimService(Service):
@@ -152,23 +155,27 @@ class SimService(Service):
         super().__init__(config, b"", lambda task, report: None)
         self.world = world
         self.connections: list[Connection] = []
+        self.moments: list[Moment] = []  # when each update that is to be made was decided
+        self._seen: set[int] = set()  # actions of this event that the watch has seen
         self._plan = plan
         self._pieces: dict[str, Any] = {}
         self.watch = Watch(self, may_lose_votes=plan.not_finite > 0)
         self.ledger = Ledger(self)
         self._live()
-        self.core.is_initialised = True
+        self.core.control.is_initialised = True
 
     def _live(self) -> None:
         """One process: a core with the simulated parts."""
         plan, config = self._plan, self.core.config
         self.core = core = Core(config, Pieces(self._pieces) if plan.rebirths else None)
-        members = core.members = WatchedMembership(plan.num_workers, plan.expected)
-        core.state = plan.state(config.mode, members, config.index == 0, plan.min_workers)
+        members = WatchedMembership(plan.num_workers, plan.expected)
+        state = plan.state(config.mode, members, config.index == 0, plan.min_workers)
+        core.control = control = make(config, 7, UPTIME_S + self.world.now, members, state)
         members.watch = self.watch
         core.shard = self.ledger  # type: ignore[assignment]
         core.perform = self._perform  # type: ignore[method-assign]
         core.wake_after = self._wake_after
+        control.do = self._decides  # type: ignore[method-assign]
         self.desk.core = core
         if core.durable is not None:
             core.durable = SimDurable(core)
@@ -179,12 +186,12 @@ class SimService(Service):
         self._live()
         core = self.core
         core.slots = before.slots
+        state = core.control.state
         for name in ("discarded", "not_finite", "staleness", "waited_s"):  # written down now and then
-            setattr(core.state, name, getattr(before.state, name))
+            setattr(state, name, getattr(before.control.state, name))
         if not core.recover():
-            core.is_initialised = True  # nobody had come yet
-        core.mode_changes = before.mode_changes
-        self._began_s = UPTIME_S + self.world.now
+            core.control.is_initialised = True  # nobody had come yet
+        core.control.mode_changes = before.control.mode_changes
         self.watch.open.clear()
         self.world.after(LEASE_S + 1.0, self.happens, "while it gave up who did not come back", self._expire)
 
@@ -237,16 +244,29 @@ class SimService(Service):
 
     # --- what they say ----------------------------------------------------------------------------------------
 
-    def _perform(self, actions: Sequence[Action]) -> Answers:
-        made = len(self.ledger.updates)
-        answers = Core.perform(self.core, actions)
+    def _decides(self, actions: list[Action], now_s: float) -> None:
+        """The state of the shard has decided this, and the event goes on."""
+        self._sees(actions)
+        Control.do(self.core.control, actions, now_s)
+
+    def _sees(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if type(action) is Answer:
                 self.watch.answers(action)
-            elif type(action) is Apply:
+            elif type(action) is Apply and id(action) not in self._seen:
+                self._seen.add(id(action))
+                self.moments.append(self.watch.moment())
+
+    def _perform(self, actions: Sequence[Action], block: bytearray | None = None) -> Sends:
+        self._sees(actions)
+        made = len(self.ledger.updates)
+        sends = Core.perform(self.core, actions, block)
+        for action in actions:
+            if type(action) is Apply:
                 self.watch.writes_down(action.parts, self.ledger.updates[made])
                 made += 1
-        return answers
+        self._seen.clear()
+        return sends
 
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         """Answers leave without the lock, so anything may happen between the decision and the sending."""
@@ -260,6 +280,17 @@ class SimService(Service):
             return  # that process is dead
         with suppress(ConnectionLost):
             super()._send(peer, answer, is_pull)
+
+    def _reply(self, peer: Peer, reply: Reply) -> None:
+        """So do cold replies."""
+        if self.world.chance(0.2):
+            self.world.after(self.world.delay(), self.reply_late, self.core, peer, reply)
+        else:
+            super()._reply(peer, reply)
+
+    def reply_late(self, core: Core, peer: Peer, reply: Reply) -> None:
+        if core is self.core:
+            super()._reply(peer, reply)
 
     def _await_round(self, peer: Peer) -> None:
         """The connection's thread waits; here the answer finds its own way."""

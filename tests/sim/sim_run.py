@@ -115,12 +115,12 @@ class Cluster:
     def evict(self) -> None:
         """Its lease ran out at ps:0, though it lives."""
         process, first = self._pick(), self.services[0]
-        if process and (key := (process.index, process.incarnation)) in first.core.peers:
+        if process and (key := (process.index, process.incarnation)) in first.core.control.at:
             self.fired["evictions"] += 1
-            first.core.members[process.index].heard_s = 0.0
-            first.core.watches = {key: first.core.peers[key]}
+            first.core.control.members.pulses[process.index].heard_s = 0.0
+            first.core.control.beats = {-1: key}
             first.happens(f"while it gave up {key}", first._expire)
-            first.core.watches = {}
+            first.core.control.beats = {}
 
     def cut(self) -> None:
         """One connection breaks; both ends live."""
@@ -185,12 +185,12 @@ class Cluster:
         """Whether it ended because its predecessor had done everything, as ps:0 knows."""
         return (
             "closed already" in str(process.error)
-            and self.services[0].core.members[process.index].phase is Phase.CLOSED
+            and self.services[0].core.control.members[process.index].phase is Phase.CLOSED
         )
 
     def tell_lost(self, service: SimService, process: Worker) -> None:
         lost, peer = m.Lost(process.index, process.incarnations[0]), Peer(Deaf())  # type: ignore[arg-type]
-        service.happens("over a lost worker", lambda: service._answer(service.desk.lost(peer, lost, NO_FRAME), None))
+        service.happens("over a lost worker", lambda: service._send_all(service.desk.handle(peer, lost, NO_FRAME)))
 
     def run(self) -> list[str]:
         with clock_of(self.world):

@@ -5,9 +5,10 @@ INVARIANT I3: bounded mode never lets a worker run more than S steps ahead; here
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.cluster.membership import Membership
+from paceline.modes.base import Mode
 from paceline.server.control.actions import Answer, Part
 from paceline.server.control.state import EARLY_S
 from paceline.server.core import Core, Peer
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 Gradient = tuple[int, int, int, int]  # worker, incarnation, push id, base version (in rounds: ps:0's)
 A_MOMENT_S = EARLY_S + 1e-6
+
+
+class Moment(NamedTuple):
+    """What held when an update was decided; the same event may have changed it since."""
+
+    mode: Mode
+    turn: int
+    is_switching: bool
+    training: frozenset[int]
+    waiting: frozenset[int]
+    lacks: int
 
 
 class WatchedMembership(Membership):
@@ -55,7 +67,7 @@ class Watch:
         self._arrived_s: dict[tuple[int, int, int], float] = {}
         self.open: dict[Key, tuple[int, bool]] = {}  # pushes without an answer: id, and whether all steps were made
         self.received: Counter[int] = Counter()  # pushes of each worker, without retries
-        self.specs = [service.core.dial.spec]  # the mode of each epoch
+        self.specs = [service.core.control.dial.spec]  # the mode of each epoch
 
     @property
     def _core(self) -> Core:
@@ -64,7 +76,7 @@ class Watch:
     def entered(self, worker: int) -> None:
         """It joined, or trains again. If nobody else trains, any clock will do: then it is the one that it is given."""
         self._catch_up()
-        others = [self._done[w] for w in self._core.members.training if w != worker]
+        others = [self._done[w] for w in self._core.control.members.training if w != worker]
         if others:
             self._done[worker] = max(self._done[worker], min(others))
         else:
@@ -73,20 +85,20 @@ class Watch:
     def _catch_up(self) -> None:
         """Before anything is looked at: a new mode starts all clocks."""
         if self._alone is not None:
-            self._done[self._alone] = max(self._done[self._alone], self._core.state.clocks.get(self._alone, 0))
+            self._done[self._alone] = max(self._done[self._alone], self._core.control.state.clocks.get(self._alone, 0))
             self._alone = None
-        if self._epoch != self._core.state.turn:
-            self._epoch = self._core.state.turn
+        if self._epoch != self._core.control.state.turn:
+            self._epoch = self._core.control.state.turn
             self._done.clear()
-            self.specs.append(self._core.dial.spec)
+            self.specs.append(self._core.control.dial.spec)
 
     def pushed(self, peer: Peer, frame: Frame) -> None:
         """Before the ps deals with it."""
         core, key = self._core, peer.key
-        if not self._is_first or key is None or core.peers.get(key) is not peer:
+        if not self._is_first or key is None or core.control.at.get(key) != peer.id:
             return
         self._catch_up()
-        is_late = core.is_late(frame.flags)
+        is_late = core.control.is_late(frame.flags)
         self.open[key] = frame.push_id, is_late
         if (name := (*key, frame.push_id)) in self._arrived_s:
             return
@@ -96,16 +108,16 @@ class Watch:
             self._done[key[0]] += 1
 
     def _ahead(self, worker: int) -> int:
-        return self._done[worker] - min((self._done[w] for w in self._core.members.training), default=0)
+        return self._done[worker] - min((self._done[w] for w in self._core.control.members.training), default=0)
 
     @property
     def _lacks(self) -> int:
         least = self._core.config.min_workers
-        return self._core.members.lacks(least) if least > 1 else 0  # 1: a round of the dead is closed at once
+        return self._core.control.members.lacks(least) if least > 1 else 0  # 1: a round of the dead is closed at once
 
     def answers(self, answer: Answer) -> None:
         """A push is answered: its worker begins the next step, or stands still for another mode."""
-        state, key = self._core.state, answer.key
+        state, key = self._core.control.state, answer.key
         push_id, is_late = self.open.get(key, (-1, False))
         if push_id != answer.push_id:
             return  # a pull, or somebody who is gone
@@ -118,35 +130,41 @@ class Watch:
             self._service.fault(f"lets {key} start {self._ahead(key[0])} steps ahead: {dict(self._done)}")
 
     def _is_too_far(self, key: Key) -> bool:
-        return self._ahead(key[0]) > self._core.state.mode.spec.staleness
+        return self._ahead(key[0]) > self._core.control.state.mode.spec.staleness
 
-    def updates(self, gradients: tuple[Any, ...], divisor: int, version: int) -> None:
+    def moment(self) -> Moment:
+        """An update is decided."""
+        state = self._core.control.state
+        waiting = frozenset(key[0] for key in self.open)
+        training = self._core.control.members.training
+        return Moment(state.mode, state.turn, state.is_switching, training, waiting, self._lacks)
+
+    def updates(self, moment: Moment, gradients: tuple[Any, ...], divisor: int, version: int) -> None:
         """An update is made from these. What is no gradient at all is found at the end."""
         if not all(isinstance(g, tuple) for g in gradients):
             return
-        mode = self._core.state.mode
+        mode = moment.mode
         if not mode.has_rounds:
             staleness = version - gradients[0][3]
             if staleness < 0 or divisor != (1 + staleness if mode.spec.staleness_scale else 1):
                 self._service.fault(f"took {gradients} at version {version}, lr divided by {divisor}")
         elif self._is_first:
-            if self._lacks:
-                self._service.fault(f"closed round {version} though {self._lacks} worker(s) are missing")
+            if moment.lacks:
+                self._service.fault(f"closed round {version} though {moment.lacks} worker(s) are missing")
             if not self._may_lose_votes:
-                self._closes(gradients, version)
+                self._closes(moment, gradients, version)
 
-    def _closes(self, gradients: tuple[Gradient, ...], round_: int) -> None:
+    def _closes(self, moment: Moment, gradients: tuple[Gradient, ...], round_: int) -> None:
         """A round ends when it is due and its grace is over, or when the mode changes; not before."""
-        state, training = self._core.state, self._core.members.training
+        mode, training = moment.mode, moment.training
         given = Counter(g[0] for g in gradients)
-        if state.is_switching:
+        if moment.is_switching:
             return
-        waiting = {key[0] for key in self.open}
-        if not any(state.mode.may_read(given[w]) for w in training if w not in waiting):
+        if not any(mode.may_read(given[w]) for w in training if w not in moment.waiting):
             return  # nobody can add anything
-        if not state.mode.is_due(given, training):
+        if not mode.is_due(given, training):
             self._service.fault(f"closed round {round_} too early, with {dict(given)} of {set(training)}")
-        wanted, grace_s = state.mode.spec.replicas_to_aggregate, state.mode.spec.grace_ms / 1e3
+        wanted, grace_s = mode.spec.replicas_to_aggregate, mode.spec.grace_ms / 1e3
         if wanted is None or len(gradients) < wanted:
             return
         due_s = sorted(self._arrived_s[g[:3]] for g in gradients)[wanted - 1]
@@ -164,14 +182,14 @@ class Watch:
 
     def looks(self) -> None:
         """After everything that happens: nobody waits without need."""
-        state = self._core.state
+        state = self._core.control.state
         if not self._is_first:
             return
         self._catch_up()
         if self._lacks:
             return
         if state.mode.has_rounds:
-            given, training = state.rounds.given, self._core.members.training
+            given, training = state.rounds.given, self._core.control.members.training
             if given and state.due_s is None and state.mode.is_due(given, training):
                 self._service.fault(f"leaves a round open that is due: {given} of {set(training)}")
             return

@@ -1,8 +1,6 @@
 """DOES the simulation find anything? Deliberately wrong versions of a ps and of a worker, one rule left out in each."""
 
 import msgspec
-from sim_network import World
-from sim_plan import Plan
 from sim_ps import SimService
 from sim_task import Doing, Link
 from sim_worker import Worker
@@ -11,6 +9,7 @@ from paceline.modes.base import Mode
 from paceline.server.control.actions import Action
 from paceline.server.control.budget import Budget
 from paceline.server.control.state import ShardState
+from paceline.server.core import Peer, Reply
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Kind
 from paceline.wire.messages import Dial
@@ -182,15 +181,16 @@ class BuriesTheTicket(Budget):
 class LetsOneFallForAnother(SimService):
     """An answer that finds its worker gone ends the connection that it was sent from."""
 
-    def __init__(self, world: World, index: int, plan: Plan) -> None:
-        super().__init__(world, index, plan)
-        self.core.tell = lambda peer, message: peer.channel.say(message)  # type: ignore[method-assign]
+    def _reply(self, peer: Peer, reply: Reply) -> None:
+        peer.channel.say(reply.message)
+        if reply.arenas and peer.channel.shares_memory:
+            peer.channel.stream.send_arenas(reply.arenas)
 
 
 class ClosesWhenWoken(SimService):
     """A grace that was over before its time, because everybody came, ends the next round too."""
 
     def _woken(self) -> None:
-        state = self.core.state
+        state = self.core.control.state
         if state.rounds.given:
-            self._answer(self.core.perform(state._close(self.world.now)), None)
+            self._send_all(self.core.perform(state._close(self.world.now)))

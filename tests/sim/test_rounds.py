@@ -129,9 +129,9 @@ def test_modes_do_change_in_every_way() -> None:
     replies = [switcher.reply for cluster in clusters for switcher in cluster.switchers]
     told = {type(reply).__name__: getattr(reply, "pause_ms", None) for reply in replies}
     assert told.keys() == {"Switched", "Failed", "NoneType"}
-    assert sum(len(cluster.services[0].core.mode_changes) for cluster in clusters) > 60
-    assert any(s.core.state.offset for cluster in clusters for s in cluster.services)
-    assert any(cluster.services[0].core.dial.decisions for cluster in clusters)
+    assert sum(len(cluster.services[0].core.control.mode_changes) for cluster in clusters) > 60
+    assert any(s.core.control.state.offset for cluster in clusters for s in cluster.services)
+    assert any(cluster.services[0].core.control.dial.decisions for cluster in clusters)
 
 
 def test_too_few_workers_wait_until_one_joins() -> None:

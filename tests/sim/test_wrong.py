@@ -7,7 +7,7 @@ import sim_wrong
 from sim_plan import Plan, bounded, of_n
 from sim_run import simulate
 
-from paceline.server import desk
+from paceline.server.control import control
 
 LONG = 150.0
 GRACE = of_n(1, grace_ms=6_000.0)
@@ -49,12 +49,12 @@ def test_the_simulation_finds_what_is_wrong(wrong: Plan, fault: str) -> None:
 
 
 def test_the_simulation_finds_a_budget_that_grants_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "Budget", sim_wrong.GrantsTooMuch)
+    monkeypatch.setattr(control, "Budget", sim_wrong.GrantsTooMuch)
     assert is_found("the shards made", Plan(mode="async", total=12), 40)
 
 
 def test_the_simulation_finds_a_lost_worker_that_keeps_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(mode="async", total=12, deaths=2, restarts=0.5)
     assert not is_found("", plan, 40)
-    monkeypatch.setattr(desk, "Budget", sim_wrong.BuriesTheTicket)
+    monkeypatch.setattr(control, "Budget", sim_wrong.BuriesTheTicket)
     assert is_found("is stuck at push", plan, 40)

@@ -25,7 +25,7 @@ def test_a_round_of_all_who_live_waits_for_one_in_a_barrier() -> None:
     members.pause(0)  # worker 0 is in barrier(): it waits for worker 1, who waits for its round
     assert not SYNC.is_due({1: 1}, set(members.live)), "the wrong way: both wait for ever"
     actions = state.push((1, 1), push_id=1, base=0)
-    assert [a for a in actions if isinstance(a, Apply)] == [Apply((Part((1, 1), 1),))]
+    assert [a for a in actions if isinstance(a, Apply)] == [Apply((Part((1, 1), 1),), round=0)]
     assert any(isinstance(a, Answer) and a.key == (1, 1) for a in actions)
 
 
@@ -42,7 +42,7 @@ def test_whoever_waits_when_another_goes_into_a_barrier_is_let_go() -> None:
         else:
             getattr(members, ends)(0)
             actions = state.changed()
-        assert Apply((Part((1, 1), 1),)) in actions, ends
+        assert Apply((Part((1, 1), 1),), round=0) in actions, ends
 
 
 @pytest.mark.parametrize("ps", [1, 2, 3])

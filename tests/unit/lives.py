@@ -16,15 +16,17 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.server import shard as shard_module
+from paceline.server.control import saving
 from paceline.server.control.actions import Answer
-from paceline.server.core import Core, PsConfig
+from paceline.server.control.config import PsConfig
+from paceline.server.core import Core, Peer, Reply
 from paceline.server.journal import Journal
 from paceline.server.memory import Memory
 from paceline.server.states import States
 from paceline.server.undo import Undo
 from paceline.server.vectors import Slot
 from paceline.wire.frames import Outcome
-from paceline.wire.messages import OptimizerSpec
+from paceline.wire.messages import Copied, Copy, OptimizerSpec
 
 
 class Killed(BaseException):
@@ -167,16 +169,17 @@ class Life:
         core = self.core
         shard = core.make_shard(self._layout, self._optimizer)
         assert core.durable is not None
-        core.durable.model(self._layout, self._optimizer)
+        core.control.take_model(self._layout, self._optimizer)
+        core.durable.model()
         for worker in range(2):
-            core.members.join(worker, 1, 0.0)
+            core.control.members.join(worker, 1, 0.0)
             slot = core.slots[worker, 1] = core.new_slot((worker, 1))
             slot.options = self._optimizer.groups
         dtype = getattr(torch, self._layout.trained[0].dtype)
         count = shard.size_bytes // dtype.itemsize
         values = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
         shard.fill(memoryview(values.view(torch.uint8).numpy()))  # type: ignore[arg-type]
-        core.is_initialised = core.is_started = True
+        core.control.is_initialised = core.control.is_started = True
         core.perform([])
 
     def die(self) -> None:
@@ -198,13 +201,22 @@ class Life:
     def again(self, number: int, mask: bytes = b"", weight: float = 0.0) -> None:
         """What a worker does that did not hear: the same push once more, its gradient still lies in its slot."""
         key, push_id = (number % 2, 1), number // 2 + 1
-        slot, state = self.core.slots[key], self.core.state
+        slot, state = self.core.slots[key], self.core.control.state
         slot.mask, slot.weight = mask, weight
-        actions = state.push(key, push_id, state.version)
+        self.core.control.do(state.push(key, push_id, state.version), 0.0)
+        actions = self.core.control.take()
         self.core.perform(actions)
         assert self.core.shard is not None
         self.core.shard.prepare_next()
         self.outcomes += [a.outcome for a in actions if isinstance(a, Answer)]
+
+    def copy(self, asked: Copy) -> Copied:
+        """What is said to the worker that saves, on a connection of its own."""
+        core, peer = self.core, Peer(None)  # type: ignore[arg-type]
+        core.peers[peer.id] = peer
+        ((_, reply),) = core.perform(saving.copy(core.control, peer.id, asked, 0.0))
+        assert isinstance(reply, Reply) and isinstance(reply.message, Copied)
+        return reply.message
 
     def bits(self) -> dict[str, bytes]:
         """All that training has made."""
@@ -215,6 +227,6 @@ class Life:
         made["parameters"] = bytes(shard.memory)
         if self._ema is not None:
             made["ema"] = shard.copy_of(None, is_averaged=True)
-        made["version"] = str((self.core.state.version, self.core.updates, self.core.state.applied)).encode()
+        made["version"] = str((self.core.control.state.version, self.core.control.state.applied)).encode()
         made["sequence"] = bytes(shard.arena.memory[:8])
         return made

@@ -13,7 +13,7 @@ from paceline.ingraph.aside import Aside
 from paceline.launchers.ports import Reserved
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
-from paceline.server.core import PsConfig
+from paceline.server.control.config import PsConfig
 from paceline.server.service import Service
 
 SECRET = b"1" * 32
@@ -43,10 +43,10 @@ def test_a_ps_hears_it_when_it_comes_and_again_when_it_was_started_anew(source: 
     aside.tell()  # nobody is there yet
     for _ in range(2):
         with listening(address) as ps:
-            assert ps.core.members.missing == [0, 1]
+            assert ps.core.control.members.missing == [0, 1]
             aside.tell()
             aside.tell()
-            assert ps.core.members.missing == [0]
+            assert ps.core.control.members.missing == [0]
             assert len(aside._told) == 1
     aside.close()
 

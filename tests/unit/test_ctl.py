@@ -300,12 +300,16 @@ class FakeCore:
     mode_changes: list[ModeChange] = field(default_factory=list)
     lacking: int = 0
     shard: Any = None
+    control: Any = None
     lock: Any = field(default_factory=threading.Lock)
     state: Any = field(
         default_factory=lambda: SimpleNamespace(
             version=0, mode=SimpleNamespace(spec=ASYNC), staleness={}, waited_s={0: 1.23456}
         )
     )
+
+    def __post_init__(self) -> None:
+        self.control = self
 
     def lacks(self) -> int:
         return self.lacking
@@ -332,8 +336,8 @@ class PsUnderTest:
 
 def test_a_tick_a_second_says_mode_staleness_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = PsUnderTest(monkeypatch)
-    ps.core.state.version = 30
-    ps.core.state.staleness = {1: Counter({20: 4}), 0: Counter({0: 4})}
+    ps.core.control.state.version = 30
+    ps.core.control.state.staleness = {1: Counter({20: 4}), 0: Counter({0: 4})}
     for _ in range(8):
         ps.tick()
     first, second = ps.notes.of("tick")
@@ -349,8 +353,8 @@ def test_a_tick_a_second_says_mode_staleness_and_waits(monkeypatch: pytest.Monke
 def test_a_change_of_mode_is_told_once_by_ps_0_alone(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ps = PsUnderTest(monkeypatch, index, mode="sync")
     ps.tick()
-    ps.core.mode_changes.append(ModeChange(at_step=7, mode="bounded, staleness 2", pause_ms=3.25))
-    ps.core.mode_changes.append(ModeChange(at_step=9, mode="async", pause_ms=0.0))
+    ps.core.control.mode_changes.append(ModeChange(at_step=7, mode="bounded, staleness 2", pause_ms=3.25))
+    ps.core.control.mode_changes.append(ModeChange(at_step=9, mode="async", pause_ms=0.0))
     ps.tick()
     ps.tick()
     told = [
@@ -388,7 +392,7 @@ def test_a_pause_that_lasts_too_long_ends_the_ps(monkeypatch: pytest.MonkeyPatch
 
 def test_workers_that_never_came_end_the_ps_after_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = PsUnderTest(monkeypatch)
-    ps.core.members.missing = [1]
+    ps.core.control.members.missing = [1]
     for _ in range(60):
         ps.tick(1.0)
     assert [line.rpartition("(")[2] for line in ps.said] == [f"{s} s)" for s in (1, 10, 20, 30, 40, 50, 60)]
@@ -400,15 +404,15 @@ def test_a_client_of_tasks_that_serve_ops_need_not_join(monkeypatch: pytest.Monk
     """None of them ever does, and the run is in good health. Where nobody serves, or somebody waits for those who are
     missing, the limit holds: a worker that stands before its prepare would hold up everybody for ever."""
     ps = PsUnderTest(monkeypatch, is_supervised=True)
-    ps.core.members = Membership(2)
-    ps.core.members.stand_aside(1, 1)
+    ps.core.control.members = Membership(2)
+    ps.core.control.members.stand_aside(1, 1)
     for _ in range(70):
         ps.tick(1.0)
     assert ps.said[-1].endswith("(60 s)"), "it says no more after that"
     ps.core.shard = SimpleNamespace()  # one has joined
     with pytest.raises(WaitTimeout, match="task:0 did not join"):
         ps.tick(1.0)
-    ps.core.members, ps.core.shard = Membership(2), None
+    ps.core.control.members, ps.core.shard = Membership(2), None
     with pytest.raises(WaitTimeout, match="task:0, /job:worker/replica:0/task:1 did not join"):
         ps.tick(1.0)
 
@@ -416,7 +420,7 @@ def test_a_client_of_tasks_that_serve_ops_need_not_join(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("index", [0, 1])
 def test_old_gradients_with_momentum_are_warned_of_once_by_ps_0(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ps = PsUnderTest(monkeypatch, index)
-    ps.core.state.staleness = {0: Counter({9: 200})}
+    ps.core.control.state.staleness = {0: Counter({9: 200})}
     ps.tick(1.0)  # no shard yet: nobody has joined
     ps.core.shard = SimpleNamespace(optimizer_name="AdamW", options=[{"lr": 0.1}])
     ps.tick(1.0)
@@ -493,10 +497,10 @@ def test_places_of_an_elastic_cluster_are_shown_when_taken(paths: RunPaths, caps
 def test_who_goes_away_and_comes_back_is_in_the_log_of_ps_0(monkeypatch: pytest.MonkeyPatch) -> None:
     ps = PsUnderTest(monkeypatch)
     ps.tick()
-    ps.core.members.gone, ps.core.members.live = [1], [0]
+    ps.core.control.members.gone, ps.core.control.members.live = [1], [0]
     ps.tick()
     ps.tick()
-    ps.core.members.gone, ps.core.members.live = [], [0, 1]
+    ps.core.control.members.gone, ps.core.control.members.live = [], [0, 1]
     ps.tick()
     assert [line for line in ps.said if "worker:1" in line] == [
         "worker:1 is gone: its connection ended, or it was silent; 1 live",

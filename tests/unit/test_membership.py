@@ -274,7 +274,7 @@ def test_one_slow_step_does_not_move_the_median(members: Membership) -> None:
     for step in range(1, 40):
         members.stepped(0, 10.0 + step)
     members.stepped(0, 1_000.0)  # it compiled again
-    assert members[0].stall_limit_s(None) == 300.0
+    assert members.pulses[0].stall_limit_s(None) == 300.0
 
 
 def test_a_stall_ends_with_a_push_or_a_question_and_pausing_is_none(members: Membership) -> None:

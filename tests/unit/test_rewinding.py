@@ -29,7 +29,7 @@ ME = Identity(
 
 
 class Ps:
-    """What server/rewinding says, and what it was told."""
+    """What server/control/rewinding says, and what it was told."""
 
     def __init__(self, lineage: int, turn: int = 0, mode: str = "sync") -> None:
         self.lineage, self.turn, self.mode = lineage, turn, mode

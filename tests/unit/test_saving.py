@@ -3,19 +3,19 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 from lives import Life, spec_by_name
 
+from paceline.checkpoint.policy import SavePolicy
 from paceline.checkpoint.read import load, verify
 from paceline.errors import ConnectionLost, PacelineError, Refused, WaitTimeout
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.control.actions import Answer
-from paceline.server.snapshots import Snapshots
+from paceline.server.control.saving import Saving
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag, Outcome
@@ -38,11 +38,19 @@ def ps() -> Life:
 
 
 def copy_of(life: Life) -> m.Copied:
-    return life.core.snapshots.asked(life.core, m.Copy(0, 1, is_now=True))
+    return life.copy(m.Copy(0, 1, is_now=True))
+
+
+def announcing(life: Life) -> Saving:
+    """Every update is to be saved from now on."""
+    saving, control = life.core.control.saving, life.core.control
+    saving.policy = SavePolicy("1")
+    saving.updated(control, 0.0)
+    return saving
 
 
 def parts_of(life: Life, copy: m.Copied, what: str = "parameters") -> bytes:
-    with life.core.snapshots.fetched(life.core, m.Fetch(what, is_copy=True, number=copy.number)) as (_, block):
+    with life.core.fetched(m.Fetch(what, is_copy=True, number=copy.number)) as (_, block):
         return bytes(block)
 
 
@@ -65,8 +73,7 @@ def test_what_is_fetched_is_of_the_copy_that_was_asked_for() -> None:
 def test_a_copy_on_its_way_is_not_overwritten() -> None:
     life = ps()
     first = copy_of(life)
-    snapshots = life.core.snapshots
-    with snapshots.fetched(life.core, m.Fetch("parameters", is_copy=True, number=first.number)) as (_, block):
+    with life.core.fetched(m.Fetch("parameters", is_copy=True, number=first.number)) as (_, block):
         before = bytes(block)
         life.push(3)
         second = copy_of(life)
@@ -80,63 +87,61 @@ def test_a_copy_on_its_way_is_not_overwritten() -> None:
 def test_the_memory_of_a_copy_is_used_again() -> None:
     life = ps()
     copy_of(life)
-    memory = life.core.snapshots._copy.parameters  # type: ignore[union-attr]
+    memory = life.core.copies._copy.parameters  # type: ignore[union-attr]
     life.push(3)
     copy_of(life)
-    assert life.core.snapshots._copy.parameters is memory  # type: ignore[union-attr]
+    assert life.core.copies._copy.parameters is memory  # type: ignore[union-attr]
 
 
 def test_who_did_not_hear_of_it_is_not_awaited() -> None:
     """In k of n a late worker goes from the version before the announced one to the one after it."""
     life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
-    snapshots = life.core.snapshots = Snapshots("1", is_coordinator=True)
-    snapshots.updated(life.core)
-    snapshots.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
+    saving = announcing(life)
+    saving.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
     life.push(1)
-    copy = snapshots.asked(life.core, m.Copy(1, 1))
+    copy = life.copy(m.Copy(1, 1))
     assert copy.is_taken and copy.version == 1 and copy.awaited == [1]
-    snapshots.note(m.Position(1, copy.version), has_rounds=True)
-    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == []
+    saving.note(m.Position(1, copy.version), has_rounds=True)
+    assert life.copy(m.Copy(1, 1)).awaited == []
 
 
 def test_who_has_passed_it_is_not_awaited() -> None:
     """In k of n the others may have made the announced update, and more, before one reads what it was told."""
     life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
-    snapshots = life.core.snapshots = Snapshots("1", is_coordinator=True)
-    snapshots.updated(life.core)
-    snapshots.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
+    saving = announcing(life)
+    saving.marked(Answer((1, 1), 1, Outcome.APPLIED, 0))
     life.push(1)
-    snapshots.note(m.Position(1, 0), has_rounds=True)
-    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == [1], "where it was before"
-    snapshots.note(m.Position(1, 2), has_rounds=True)
-    assert snapshots.asked(life.core, m.Copy(1, 1)).awaited == []
+    saving.note(m.Position(1, 0), has_rounds=True)
+    assert life.copy(m.Copy(1, 1)).awaited == [1], "where it was before"
+    saving.note(m.Position(1, 2), has_rounds=True)
+    assert life.copy(m.Copy(1, 1)).awaited == []
 
 
 def test_who_only_pulled_has_not_heard_of_it() -> None:
     """It looks at what became of its push, not at what is said beside parameters that it had to ask for again."""
     life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
-    core = life.core
-    core.snapshots = Snapshots("1", is_coordinator=True)
-    core.snapshots.updated(core)
-    core.peers[0, 1] = SimpleNamespace()  # type: ignore[assignment]
-    ((_, answer),) = core.perform(core.state.carry((0, 1), 1, ()))
-    assert core.snapshots.flags == Flag.SAVE and answer.flags == 0
+    saving, control = announcing(life), life.core.control
+    control.at[0, 1] = 1
+    (answer,) = control.pulled(1, (0, 1), 1, (), False, 0.0)
+    assert isinstance(answer, Answer)
+    assert saving.flags == Flag.SAVE and answer.flags == 0
     life.push(1)
-    copy = core.snapshots.asked(core, m.Copy(0, 1))
+    copy = life.copy(m.Copy(0, 1))
     assert copy.is_taken and copy.awaited == []
 
 
 def test_a_writer_that_took_no_part_in_it_hears_of_it_afterwards() -> None:
     """Else nobody writes it, and until that is noticed nothing else is saved either."""
     life = Life(spec_by_name("SGD"), ModeSpec(name="sync", replicas_to_aggregate=1), LAYOUT)
-    core = life.core
-    core.snapshots = Snapshots("1", is_coordinator=True)
-    core.snapshots.updated(core)
-    core.peers[0, 1] = core.peers[1, 1] = SimpleNamespace()  # type: ignore[assignment]
+    announcing(life)
+    control = life.core.control
+    control.at[0, 1], control.at[1, 1] = 1, 2
     life.push(1)
-    copy = core.snapshots.asked(core, m.Copy(0, 1))
+    copy = life.copy(m.Copy(0, 1))
     assert copy.is_taken and copy.awaited == []
-    flags = [core.perform([Answer(key, 1, Outcome.APPLIED, 1)])[0][1].flags for key in ((1, 1), (0, 1), (0, 1))]
+    for key in ((1, 1), (0, 1), (0, 1)):
+        control.do([Answer(key, 1, Outcome.APPLIED, 1)], 0.0)
+    flags = [action.flags for action in control.take() if isinstance(action, Answer)]
     assert flags == [0, Flag.SAVE | Flag.WRITES, 0]
 
 
@@ -164,7 +169,7 @@ class Connection:
 
     def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
         self._here("copy")
-        return self._core.snapshots.asked(self._core, request)
+        return self.life.copy(request)
 
     def fetch(
         self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
@@ -172,7 +177,7 @@ class Connection:
         self._here(what)
         asked = m.Fetch(what, is_copy=True, worker=worker, number=copy.number)
         try:
-            with self._core.snapshots.fetched(self._core, asked) as (told, block):
+            with self._core.fetched(asked) as (told, block):
                 return told, bytearray(block)
         except Refused as error:
             raise CopyGone(str(error)) from error

@@ -9,8 +9,9 @@ import pytest
 from paceline.cluster.membership import Phase
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
-from paceline.server.core import Peer, PsConfig
-from paceline.server.rewinding import BACK_S
+from paceline.server.control.config import PsConfig
+from paceline.server.control.rewinding import BACK_S
+from paceline.server.core import Peer
 from paceline.server.service import Service
 from paceline.wire.frames import Frame, Kind
 
@@ -37,31 +38,31 @@ def service() -> Service:
 )
 def test_it_waits_for_those_who_were_away_before(service: Service, phases: tuple[Phase, ...], is_over: bool) -> None:
     for worker, phase in enumerate(phases):
-        service.core.members.recall(worker, phase, 1, time.monotonic())
+        service.core.control.members.recall(worker, phase, 1, time.monotonic())
     assert service._is_over() is is_over
 
 
 def test_but_not_for_ever(service: Service) -> None:
     for worker in (0, 1):
-        service.core.members.recall(worker, Phase.GONE, 1, time.monotonic())
-    service._began_s -= REJOIN_S
+        service.core.control.members.recall(worker, Phase.GONE, 1, time.monotonic())
+    service.core.control.began_s -= REJOIN_S
     assert service._is_over()
 
 
 def test_a_restored_ps_ends_at_once_when_all_have_closed(service: Service) -> None:
     """Those who were fenced may take a while to come back; who has closed since needs none."""
-    service.core.rewinding._over_s = time.monotonic() + BACK_S
-    service.core.members.expected = 0
-    service.core.members.recall(0, Phase.CLOSED, 2, time.monotonic())
+    service.core.control.rewinding.over_s = time.monotonic() + BACK_S
+    service.core.control.members.expected = 0
+    service.core.control.members.recall(0, Phase.CLOSED, 2, time.monotonic())
     assert not service._is_over()  # nobody knows of worker:1
-    service.core.members.recall(1, Phase.CLOSED, 2, time.monotonic())
+    service.core.control.members.recall(1, Phase.CLOSED, 2, time.monotonic())
     assert service._is_over()
 
 
 def test_a_restored_ps_ends_when_its_launcher_says_that_all_workers_have(service: Service) -> None:
-    service.core.rewinding._over_s = time.monotonic() + BACK_S
-    service.core.members.expected = 0
-    service.core.members.recall(0, Phase.CLOSED, 2, time.monotonic())
+    service.core.control.rewinding.over_s = time.monotonic() + BACK_S
+    service.core.control.members.expected = 0
+    service.core.control.members.recall(0, Phase.CLOSED, 2, time.monotonic())
     service.release()
     assert service._is_over()
 
@@ -72,9 +73,11 @@ def test_what_cannot_be_decoded_is_told_once_with_who_sent_it(service: Service) 
     service.on_refusal = told.append
     for _ in range(3):
         tail = msgspec.msgpack.encode({"type": "Steps", "total": 2.5})
-        frame = Frame(Kind.COLD, 0, 0, 0, 0, len(tail), 0, 0, 0, 0, tail)
+        frame = Frame(Kind.COLD, 0, 0, 0, 0, len(tail), 0, 0, 0, tail=tail)
         channel = SimpleNamespace(recv=lambda frame=frame: frame, bytes_in=0, bytes_out=0)
-        service._serve(Peer(channel, key=(1, 1)))  # type: ignore[arg-type]
+        peer = Peer(channel)  # type: ignore[arg-type]
+        service.core.control.keys[peer.id] = 1, 1
+        service._serve(peer)
     assert len(told) == 1
     assert "worker:1" in told[0]
     assert "a message that does not parse" in told[0]

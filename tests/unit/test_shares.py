@@ -9,7 +9,6 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.server.control.shares import Shares
 from paceline.server.control.state import ShardState
-from paceline.server.core import Peer
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.summary import _counted
 from paceline.wire import messages as m
@@ -76,33 +75,33 @@ def life() -> Life:
 def test_a_checkpoint_says_how_many_steps_were_in_it() -> None:
     """Heartbeats are older than the copy, and positions that came since are newer."""
     made = life()
-    made.core.snapshots.newest = {0: m.Position(0, batch=2, steps=1), 1: m.Position(1, steps=4)}
-    copied = made.core.snapshots.asked(made.core, m.Copy(0, 1, is_now=True))
+    made.core.control.saving.newest = {0: m.Position(0, batch=2, steps=1), 1: m.Position(1, steps=4)}
+    copied = made.copy(m.Copy(0, 1, is_now=True))
     assert copied.version == 3
     assert copied.positions == [m.Position(0, batch=2, steps=2), m.Position(1, steps=1)]
 
 
 def test_whoever_is_started_is_told() -> None:
     made = life()
-    told = made.core.snapshots.started(made.core, Peer(None, key=(0, 9)))  # type: ignore[arg-type]
+    told = made.core.control.saving.started(made.core.control, 0, 0.0)
     assert told.position is not None
-    assert told.position.steps == sum(made.core.state.staleness[0].values()) > 0
+    assert told.position.steps == sum(made.core.control.state.staleness[0].values()) > 0
 
 
 def test_the_steps_before_a_resume_survive_a_ps() -> None:
     made = life()
-    made.core.snapshots.shares.resumed(450, [m.Position(0, steps=450)])
+    made.core.control.saving.shares.resumed(450, [m.Position(0, steps=450)])
     assert made.core.durable is not None
     made.core.durable.counts()
     made.die()
-    assert made.core.snapshots.shares.earlier == {0: 450}
-    assert made.core.snapshots.shares.began_at == 450
+    assert made.core.control.saving.shares.earlier == {0: 450}
+    assert made.core.control.saving.shares.began_at == 450
 
 
 def test_a_ps_reports_the_steps_of_the_whole_run() -> None:
     """For those who were interrupted before they could."""
     made = life()
-    made.core.snapshots.shares.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
+    made.core.control.saving.shares.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
     assert made.core.report().steps == {"0": 152, "1": 301}
 
 

@@ -12,7 +12,8 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.constraint import Constraint
 from paceline.params.layout import Layout, TensorSpec
-from paceline.server.core import Core, PsConfig
+from paceline.server.control.config import PsConfig
+from paceline.server.core import Core
 from paceline.views import flat
 from paceline.wire.frames import Outcome
 
@@ -187,7 +188,7 @@ def test_an_acknowledged_push_is_a_duplicate_in_the_next_life(monkeypatch: pytes
     ps.die()
     ps.again(0)
     assert ps.outcomes == [Outcome.APPLIED, Outcome.DUPLICATE]
-    assert ps.core.state.version == ps.core.updates == 1
+    assert ps.core.control.state.version == 1
 
 
 def test_a_ps_that_died_before_anything_begins_anew() -> None:
@@ -202,9 +203,9 @@ def test_votes_and_members_outlive_the_ps() -> None:
     ps = life("SGD", SYNC)
     ps.push(0)
     ps.die()
-    assert ps.core.state.rounds.given == {0: 1}
-    assert ps.core.members.training == {0, 1} and ps.core.returning == {(0, 1), (1, 1)}
+    assert ps.core.control.state.rounds.given == {0: 1}
+    assert ps.core.control.members.training == {0, 1} and ps.core.control.returning == {(0, 1), (1, 1)}
     ps.push(1)
-    assert ps.core.state.version == 1
+    assert ps.core.control.state.version == 1
     parameters = flat(ps.core.shard.memory, "float32", 0, 4)  # type: ignore[union-attr]
     assert torch.isfinite(parameters).all()

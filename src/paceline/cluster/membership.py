@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
 
+import msgspec
+
 STALL_S = 300.0  # nobody is evicted sooner, unless it is asked for
 STALL_STEPS = 20  # and nobody within so many steps of its own
 STEPS_KEPT = 31  # of which the median is taken
@@ -64,10 +66,17 @@ AWAY = {Phase.GONE, Phase.FENCED, Phase.LOST}
 OVER = {Phase.CLOSED, Phase.LOST, Phase.ABSENT}  # ABSENT: unless it is expected
 
 
-@dataclass(slots=True)
-class Member:
+class Member(msgspec.Struct, array_like=True):
+    """What must be known of a worker, also by a ps that was killed."""
+
     phase: Phase = Phase.ABSENT
     incarnation: int = 0
+
+
+@dataclass(slots=True)
+class Pulse:
+    """When a worker was heard, and how long its steps take."""
+
     heard_s: float = 0.0
     progress_s: float = 0.0  # when it last pushed or asked for anything
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))  # between its last pushes
@@ -79,6 +88,7 @@ class Member:
         return max(STALL_S, STALL_STEPS * median(self.steps_s)) if self.steps_s else STALL_S
 
 
+@dataclass(init=False, eq=False)
 class Membership:
     """The workers of one cluster. The first `expected` must come before training starts; the others may join later.
 
@@ -89,92 +99,98 @@ class Membership:
     ([0], [1], 1)
     """
 
+    members: list[Member] = field(metadata={"kept": "known"})  # server/control/kept
+    expected: int = field(metadata={"kept": "known"})
+
     def __init__(self, num_workers: int, expected: int | None = None) -> None:
-        self._members = [Member() for _ in range(num_workers)]
+        self.members = [Member() for _ in range(num_workers)]
+        self.pulses = [Pulse() for _ in range(num_workers)]
         self.expected = num_workers if expected is None else expected
         self.training: frozenset[int] = frozenset()
         self.on_change: Callable[[int, int, Phase], None] | None = None  # (worker, incarnation, phase), for a ledger
 
     def __getitem__(self, worker: int) -> Member:
-        return self._members[worker]
+        return self.members[worker]
 
     def __iter__(self) -> Iterator[Member]:
-        return iter(self._members)
+        return iter(self.members)
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.members)
 
     def knows(self, worker: int) -> bool:
-        return 0 <= worker < len(self._members)
+        return 0 <= worker < len(self.members)
 
     def join(self, worker: int, incarnation: int, now_s: float) -> bool:
         """False: this one is fenced, because it was evicted or given up, or a newer incarnation of it has joined."""
-        member = self._members[worker]
-        is_void = member.phase in (Phase.LOST, Phase.FENCED)
-        if incarnation < member.incarnation or (is_void and incarnation == member.incarnation):
+        if not self.admits(worker, incarnation):
             return False
-        member.incarnation = incarnation
-        member.heard_s = member.progress_s = now_s
-        self._set(worker, Phase.TRAINING)
+        self.recall(worker, Phase.TRAINING, incarnation, now_s)
         return True
+
+    def admits(self, worker: int, incarnation: int) -> bool:
+        """Return whether this incarnation may join."""
+        member = self.members[worker]
+        is_void = member.phase in (Phase.LOST, Phase.FENCED)
+        return incarnation > member.incarnation or (incarnation == member.incarnation and not is_void)
 
     def is_taken(self, worker: int, incarnation: int) -> bool:
         """Of one that may not join: whether a later start has its place. Else it may come as a newer incarnation.
 
         By hand, where the clock counts, one that was set back makes a later start look like an earlier one: then only
         somebody who is there has taken the place."""
-        member = self._members[worker]
+        member = self.members[worker]
         is_later = member.incarnation > last_incarnation(incarnation)
         return is_later and (incarnation < BY_HAND or member.phase in LIVE)
 
     def is_given_up(self, worker: int, incarnation: int) -> bool:
         """Of one that may not join: whether it was said that this start of it will not come back."""
-        known = self._members[worker].incarnation
+        known = self.members[worker].incarnation
         is_of_it = incarnation == known or (incarnation < BY_HAND and incarnation < known)
-        return self._members[worker].phase is Phase.LOST and is_of_it
+        return self.members[worker].phase is Phase.LOST and is_of_it
 
     def fence(self, worker: int, incarnation: int) -> None:
         """This one is evicted: it has left, and comes back as a newer incarnation only."""
-        member = self._members[worker]
+        member = self.members[worker]
         if member.incarnation == incarnation and member.phase is Phase.GONE:
             self._set(worker, Phase.FENCED)
 
     def is_current(self, worker: int, incarnation: int) -> bool:
-        member = self._members[worker]
+        member = self.members[worker]
         return member.incarnation == incarnation and member.phase in LIVE
 
     def counts(self, worker: int, incarnation: int) -> bool:
         """Whether this is the incarnation that is in, or was in last and has left by itself; never one that is void."""
-        if not self.knows(worker) or self._members[worker].incarnation != incarnation:
+        if not self.knows(worker) or self.members[worker].incarnation != incarnation:
             return False
-        return self._members[worker].phase not in (Phase.ABSENT, Phase.FENCED, Phase.LOST)
+        return self.members[worker].phase not in (Phase.ABSENT, Phase.FENCED, Phase.LOST)
 
     def may_come(self, worker: int, incarnation: int) -> bool:
         """Whether nobody newer than this one is known, and it was not given up, nor has closed."""
-        if not self.knows(worker) or incarnation < max(1, self._members[worker].incarnation):
+        if not self.knows(worker) or incarnation < max(1, self.members[worker].incarnation):
             return False
-        return self._members[worker].phase not in (Phase.CLOSED, Phase.LOST)
+        return self.members[worker].phase not in (Phase.CLOSED, Phase.LOST)
 
     def heard(self, worker: int, incarnation: int, now_s: float) -> None:
-        if self._members[worker].incarnation == incarnation:
-            self._members[worker].heard_s = now_s
+        if self.members[worker].incarnation == incarnation:
+            self.pulses[worker].heard_s = now_s
 
     def stepped(self, worker: int, now_s: float) -> None:
         """It has pushed; called every step."""
-        member = self._members[worker]
-        member.steps_s.append(now_s - member.progress_s)
-        member.progress_s = now_s
+        pulse = self.pulses[worker]
+        pulse.steps_s.append(now_s - pulse.progress_s)
+        pulse.progress_s = now_s
 
     def progressed(self, worker: int, now_s: float) -> None:
         """It has asked for something, or waits for somebody else: no step, but no stall either."""
-        self._members[worker].progress_s = now_s
+        self.pulses[worker].progress_s = now_s
 
     def pause(self, worker: int) -> None:
-        if self._members[worker].phase is Phase.TRAINING:
+        if self.members[worker].phase is Phase.TRAINING:
             self._set(worker, Phase.PAUSED)
 
     def resume(self, worker: int) -> None:
-        if self._members[worker].phase is Phase.PAUSED:
+        if self.members[worker].phase is Phase.PAUSED:
             self._set(worker, Phase.TRAINING)
 
     def close(self, worker: int) -> None:
@@ -182,9 +198,9 @@ class Membership:
 
     def stand_aside(self, worker: int, incarnation: int) -> bool:
         """It trains nothing, and counts as one that has closed. False: it is in, or this is not the newest of it."""
-        if not self.may_come(worker, incarnation) or self._members[worker].phase in LIVE:
+        if not self.may_come(worker, incarnation) or self.members[worker].phase in LIVE:
             return False
-        self._members[worker].incarnation = incarnation
+        self.members[worker].incarnation = incarnation
         self._set(worker, Phase.CLOSED)
         return True
 
@@ -197,22 +213,24 @@ class Membership:
 
     def lose(self, worker: int, incarnation: int | None = None) -> None:
         """Whoever starts tasks says: this incarnation will not come back. A newer one may."""
-        member = self._members[worker]
+        member = self.members[worker]
         if member.phase is not Phase.CLOSED:
             member.incarnation = max(member.incarnation, incarnation or 1)  # one that is on its way comes too late
             self._set(worker, Phase.LOST)
 
     def recall(self, worker: int, phase: Phase, incarnation: int, now_s: float) -> None:
         """What was known of a worker before; silence counts from now."""
-        member = self._members[worker]
-        member.incarnation = incarnation
-        member.heard_s = member.progress_s = now_s
+        self.members[worker].incarnation = incarnation
+        pulse = self.pulses[worker]
+        pulse.heard_s = pulse.progress_s = now_s
         self._set(worker, phase)
 
     def expired(self, now_s: float, lease_s: float) -> list[tuple[int, int]]:
         """Live workers that were silent for longer than the lease, as (worker, incarnation)."""
         return [
-            (w, m.incarnation) for w, m in enumerate(self._members) if m.phase in LIVE and now_s - m.heard_s > lease_s
+            (w, m.incarnation)
+            for w, m in enumerate(self.members)
+            if m.phase in LIVE and now_s - self.pulses[w].heard_s > lease_s
         ]
 
     def stalled(self, now_s: float, stall_s: float | None) -> list[tuple[int, int]]:
@@ -221,44 +239,44 @@ class Membership:
             return []
         return [
             (w, m.incarnation)
-            for w, m in enumerate(self._members)
-            if m.phase is Phase.TRAINING and now_s - m.progress_s > m.stall_limit_s(stall_s)
+            for w, m in enumerate(self.members)
+            if m.phase is Phase.TRAINING and now_s - self.pulses[w].progress_s > self.pulses[w].stall_limit_s(stall_s)
         ]
 
     def still_s(self, worker: int, now_s: float) -> float:
         """For how long it has made no progress."""
-        return max(0.0, now_s - self._members[worker].progress_s)
+        return max(0.0, now_s - self.pulses[worker].progress_s)
 
     @property
     def missing(self) -> list[int]:
         """Workers that have not joined yet and without which training does not start; never an optional one."""
-        return [w for w, m in enumerate(self._members[: self.expected]) if m.phase is Phase.ABSENT]
+        return [w for w, m in enumerate(self.members[: self.expected]) if m.phase is Phase.ABSENT]
 
     @property
     def live(self) -> list[int]:
-        return [w for w, m in enumerate(self._members) if m.phase in LIVE]
+        return [w for w, m in enumerate(self.members) if m.phase in LIVE]
 
     @property
     def gone(self) -> list[int]:
-        return [w for w, m in enumerate(self._members) if m.phase in AWAY]
+        return [w for w, m in enumerate(self.members) if m.phase in AWAY]
 
     @property
     def is_over(self) -> bool:
         """Every worker of the cluster has closed or is lost; an optional one that never came needs no end."""
-        return not self.missing and all(m.phase in OVER for m in self._members)
+        return not self.missing and all(m.phase in OVER for m in self.members)
 
     @property
     def are_done(self) -> bool:
         """Every worker that there can be has come, and has closed or is lost."""
-        return all(m.phase in (Phase.CLOSED, Phase.LOST) for m in self._members)
+        return all(m.phase in (Phase.CLOSED, Phase.LOST) for m in self.members)
 
     def lacks(self, min_workers: int) -> int:
         """How many more are needed before training goes on; one that has done its share is none to wait for."""
-        there = sum(m.phase in LIVE or m.phase is Phase.CLOSED for m in self._members)
+        there = sum(m.phase in LIVE or m.phase is Phase.CLOSED for m in self.members)
         return max(0, min_workers - there)
 
     def _set(self, worker: int, phase: Phase) -> None:
-        self._members[worker].phase = phase
+        self.members[worker].phase = phase
         if self.on_change is not None:
-            self.on_change(worker, self._members[worker].incarnation, phase)
-        self.training = frozenset(w for w, m in enumerate(self._members) if m.phase is Phase.TRAINING)
+            self.on_change(worker, self.members[worker].incarnation, phase)
+        self.training = frozenset(w for w, m in enumerate(self.members) if m.phase is Phase.TRAINING)

@@ -21,7 +21,8 @@ from paceline.launchers.notice import RELEASE, save_soon
 from paceline.launchers.successor import Successor
 from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
-from paceline.server.core import Core, PsConfig
+from paceline.server.control.config import PsConfig
+from paceline.server.core import Core
 from paceline.server.memory import Memory
 from paceline.server.service import Service
 from paceline.server.written import PsLedger
@@ -115,7 +116,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
     if faults is not None:
         core.on_update = faults.at_version
     service.on_refusal = lambda reason: say(f"Refused: {reason}")
-    service.on_eviction = lambda reason: say(f"Evicted: {reason}")
+    core.on_eviction = lambda reason: say(f"Evicted: {reason}")
     successor = _listen(service, assignment, say)
     if is_main:
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
@@ -159,7 +160,7 @@ def serve(assignment: Assignment, say: Callable[[str], None], is_main: bool) -> 
         raise Refused(f"{task} was started again at {successor.address}: this one ends, and what it holds is void")
     if leaving.has_left:
         raise KeyboardInterrupt
-    say(f"ps:{task.index} served {core.state.version} updates")
+    say(f"ps:{task.index} served {core.control.state.version} updates")
 
 
 def _recover(core: Core, assignment: Assignment, paths: RunPaths | None, say: Callable[[str], None]) -> None:
@@ -174,14 +175,14 @@ def _recover(core: Core, assignment: Assignment, paths: RunPaths | None, say: Ca
             say(f"{task} writes no ledger, so nobody can verify this run: {error}")
     is_back = core.recover()
     if is_back:
-        say(f"ps:{task.index} is back, with all that it knew: {core.state.version} updates")
+        say(f"ps:{task.index} is back, with all that it knew: {core.control.state.version} updates")
     if core.ledger is not None:
         core.write_down(core.ledger, is_back)
 
 
 def _sum_up(core: Core, assignment: Assignment, paths: RunPaths, wall_s: float) -> None:
     """Where no launcher does: summary.json, by ps:0."""
-    lost = [str(assignment.cluster.workers[w]) for w in core.members.gone]
+    lost = [str(assignment.cluster.workers[w]) for w in core.control.members.gone]
     told = summary.build(
         assignment.settings,
         assignment.cluster,

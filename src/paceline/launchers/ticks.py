@@ -66,7 +66,7 @@ class PsTicks:
             self._record(core, now_s)
 
     def _wait_for_missing(self, core: Core, now_s: float) -> None:
-        missing = core.members.missing
+        missing = core.control.members.missing
         if not missing:
             return
         if now_s > self._settings.wait_s:
@@ -82,7 +82,7 @@ class PsTicks:
     def _wait_for_enough(self, core: Core, now_s: float) -> None:
         """--min-workers: said once when training pauses, and once when it goes on."""
         with core.lock:
-            lacks, live = core.lacks(), len(core.members.live)
+            lacks, live = core.control.lacks(), len(core.control.members.live)
         since_s = self._lacks_since_s
         if lacks and since_s is None:
             self._lacks_since_s = now_s
@@ -97,7 +97,7 @@ class PsTicks:
     def _tell_gone(self, core: Core) -> None:
         """Who went away without a word, and who is back."""
         with core.lock:
-            gone, live = set(core.members.gone), len(core.members.live)
+            gone, live = set(core.control.members.gone), len(core.control.members.live)
         for worker in sorted(gone - self._gone):
             self._say(f"{self._names[worker]} is gone: its connection ended, or it was silent; {live} live")
             self._sink.event("gone", task=self._task, worker=self._names[worker])
@@ -107,7 +107,7 @@ class PsTicks:
 
     def tell_changes(self, core: Core) -> None:
         """The changes of mode since the last call; called once more at the end."""
-        for change in core.mode_changes[self._told_changes :]:
+        for change in core.control.mode_changes[self._told_changes :]:
             text = lines.switched_line(self._mode, change.mode, change.at_step, change.pause_ms)
             self._tell("mode", text, at_step=change.at_step, mode=change.mode, pause_ms=change.pause_ms)
             self._mode = change.mode
@@ -115,10 +115,10 @@ class PsTicks:
 
     def _record(self, core: Core, now_s: float) -> None:
         with core.lock:
-            version, mode, lacks = core.state.version, core.state.mode.spec, core.lacks()
-            histograms = {worker: dict(counts) for worker, counts in sorted(core.state.staleness.items())}
-            waited_s = dict(sorted(core.state.waited_s.items()))
-            live = len(core.members.live)
+            version, mode, lacks = core.control.state.version, core.control.state.mode.spec, core.control.lacks()
+            histograms = {worker: dict(counts) for worker, counts in sorted(core.control.state.staleness.items())}
+            waited_s = dict(sorted(core.control.state.waited_s.items()))
+            live = len(core.control.members.live)
             shard = core.shard
         all_pushes = staleness.together(histograms.values())
         mean = staleness.spread(all_pushes)["mean"]
@@ -149,4 +149,4 @@ class PsTicks:
 
 def _may_be_clients(core: Core) -> bool:
     """Nobody trains, and somebody has said that it only serves ops."""
-    return core.shard is None and any(member.phase is Phase.CLOSED for member in core.members)
+    return core.shard is None and any(member.phase is Phase.CLOSED for member in core.control.members)

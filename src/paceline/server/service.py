@@ -1,11 +1,13 @@
-"""HOW does a ps serve? One blocking thread a connection, one lock around the deciding state, no decision of its own.
+"""The threads and sockets of one ps: one blocking thread a connection, one lock around the core.
 
 Started by launchers/serving. The way of a push:
 
 1. its connection's thread receives the frame and, on tcp, the payload straight into the worker's slot,
-2. under the lock `state` decides and `shard` applies what it decided,
-3. outside the lock everybody who may go on is answered: on a lane that shares memory by whoever closed the round,
+2. under the lock the control plane decides, and the core performs its actions and writes the journal,
+3. without the lock all who may go on are answered: on a lane that shares memory by the thread that closed the round,
    on tcp by the connection's own thread, because sending parameters takes time.
+
+Nothing is sent under the lock.
 """
 
 import threading
@@ -13,22 +15,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from paceline.cluster.membership import Phase
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError
 from paceline.server.control.actions import Answer
+from paceline.server.control.config import PsConfig
 from paceline.server.control.described import is_ordinary, options_problem
-from paceline.server.core import Core, Peer, PsConfig
-from paceline.server.desk import Answers, Desk, Report
+from paceline.server.core import Core, Peer, Reply, Sends
+from paceline.server.desk import Desk, Report
 from paceline.server.memory import Memory
 from paceline.transport.acceptor import Acceptor
 from paceline.transport.base import Buffer
-from paceline.wire.decisions import Key
+from paceline.transport.channel import Channel
 from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
-from paceline.wire.messages import Carried, Failed, Options, Position, PushTail, decode
+from paceline.wire.messages import Carried, Failed, Options, Position, PushTail, decode, encode
 
 TICK_S = 0.25
 END_S = 2.0  # how long close() waits for the threads of connections that it has just ended
-COMEBACK_S = 2.0  # for so long, or a lease, whoever was in before a ps was started again may take to come back
 
 
 class Service:
@@ -37,15 +38,13 @@ class Service:
     def __init__(self, config: PsConfig, secret: bytes, on_report: Report, memory: Memory | None = None) -> None:
         self.core = Core(config, memory)
         self.desk = Desk(self.core, on_report)
-        self._acceptor = Acceptor(secret, lambda channel: self._serve(Peer(channel)))
+        self._acceptor = Acceptor(secret, self._connected)
         self._over = threading.Event()
         self._failure: Exception | None = None
         self.on_refusal: Callable[[str], None] = lambda reason: None
-        self.on_eviction: Callable[[str], None] = lambda reason: None
         self._told_wrong = ""  # by a peer, the last time
         self.is_released = True  # False while a launcher may still start a worker again, even one that has closed
         self._all_have_ended = False  # a launcher has said so
-        self._began_s = time.monotonic()
         self._waking = threading.Condition()
         self._wake_s: list[float] = []
         self._has_waker = False
@@ -93,54 +92,15 @@ class Service:
                 slot.arena.close()
 
     def _is_over(self) -> bool:
-        """Everybody closed or lost, and their connections ended; the silent ones are given up after a while."""
         core = self.core
-        now_s = time.monotonic()
         with core.lock:
-            if core.peers or core.members.live or core.members.missing:
-                return False
-            if core.rewinding.is_under_way(now_s) and not (core.members.are_done or self._all_have_ended):
-                return False
-            if not self.is_released:
-                return False
-            since_s = {w: core.gone_since_s.get(w, self._began_s) for w in core.members.gone}  # or before we began
-            waits = [
-                w
-                for w, gone_s in since_s.items()
-                if core.members[w].phase in (Phase.GONE, Phase.FENCED) and now_s - gone_s < core.config.rejoin_s
-            ]
-            return core.members.is_over or not waits
+            return core.control.is_over(core.now_s(), self.is_released, self._all_have_ended)
 
     def _expire(self) -> None:
-        """Give up who is silent, who stands still, and who did not come back after this ps was started again."""
-        core, now_s = self.core, time.monotonic()
+        core = self.core
         with core.lock:
-            for key in core.who_waits():
-                core.members.progressed(key[0], now_s)
-            answers: Answers = []
-            for key, why in self._overdue(now_s):
-                answers += core.drop(key)
-                core.members.fence(*key)
-                core.perform([])  # so that it is written down too
-                self.on_eviction(f"worker:{key[0]} {why}")
-            if core.returning and now_s - self._began_s > max(core.config.lease_s, COMEBACK_S):
-                for key in core.returning:
-                    answers += core.drop(key)  # not fenced: it may still come
-                core.returning = set()
-            answers += core.rewinding.waited(core, now_s)
-            self.desk.release_starters()
-        self._answer(answers, None)
-
-    def _overdue(self, now_s: float) -> list[tuple[Key, str]]:
-        """Who is to be evicted, and why. Wants the lock."""
-        core, config = self.core, self.core.config
-        silent = [key for key in core.members.expired(now_s, config.lease_s) if key in core.watches]
-        told = [(key, f"was silent for {now_s - core.members[key[0]].heard_s:.1f} s") for key in silent]
-        if config.index == 0 and core.is_started:
-            for key in core.members.stalled(now_s, config.stall_s):
-                if key not in silent:
-                    told.append((key, f"made no progress for {core.members.still_s(key[0], now_s):.0f} s"))
-        return told
+            sends = core.perform(core.control.tick(core.now_s()))
+        self._send_all(sends)
 
     def _wake_after(self, after_s: float) -> None:
         """A grace ends then. One thread waits for all of them, and is there once the first one came."""
@@ -169,12 +129,16 @@ class Service:
     def _woken(self) -> None:
         core = self.core
         with core.lock:
-            answers = core.perform(core.state.look_again(time.monotonic()))
-        self._answer(answers, None)
+            sends = core.perform(core.control.woken(core.now_s()))
+        self._send_all(sends)
 
     # --- connections ------------------------------------------------------------------------------------------
 
+    def _connected(self, channel: Channel) -> None:
+        self._serve(Peer(channel))
+
     def _serve(self, peer: Peer) -> None:
+        self.core.peers[peer.id] = peer
         try:
             while True:
                 frame = peer.channel.recv()
@@ -204,7 +168,8 @@ class Service:
 
     def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
         """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
-        key = peer.key or peer.watches
+        control = self.core.control
+        key = control.keys.get(peer.id) or control.beats.get(peer.id)
         who = f"worker:{key[0]}" if key is not None else "a connection on which nobody has joined"
         told = f"{who}: {error}; its connection is ended"
         if told != self._told_wrong:
@@ -213,44 +178,32 @@ class Service:
 
     def _ended(self, peer: Peer) -> None:
         core = self.core
-        answers: Answers = []
         with core.lock:
+            core.peers.pop(peer.id, None)
             core.bytes_in += peer.channel.bytes_in
             core.bytes_out += peer.channel.bytes_out
-            if peer.key is not None and core.peers.get(peer.key) is peer:
-                answers = core.drop(peer.key)
-            # A heartbeat that ended is no death: its lease runs on, and the worker attaches again.
-            if peer.watches is not None and not core.members.is_current(*peer.watches):
-                core.watches.pop(peer.watches, None)
-            core.switchers = [each for each in core.switchers if each is not peer]
-            core.rewinding.left(peer)
-            self.desk.release_starters()
-        self._answer(answers, None)
+            sends = core.perform(core.control.ended(peer.id, core.now_s()))
+        self._send_all(sends)
         if self._is_over():
             self._over.set()
 
     def _beat(self, peer: Peer, frame: Frame) -> None:
-        if peer.watches is not None:
-            self.core.members.heard(*peer.watches, time.monotonic())
-            position = decode(frame.tail) if frame.tail else None
-            if isinstance(position, Position) and position.worker == peer.watches[0]:
-                self.core.snapshots.heard(position)
+        position = decode(frame.tail) if frame.tail else None
+        self.core.control.beat(peer.id, position if isinstance(position, Position) else None, self.core.now_s())
 
     def _cold(self, peer: Peer, frame: Frame) -> None:
-        if peer.key is not None:
-            self.core.members.progressed(peer.key[0], time.monotonic())
+        core = self.core
+        core.control.asks(peer.id, core.now_s())
         try:
-            answers = self.desk.handle(peer, decode(frame.tail), frame)
+            sends = self.desk.handle(peer, decode(frame.tail), frame)
         except (ConnectionLost, ProtocolError):
             raise
         except PacelineError as error:
-            self.on_refusal(str(error))
-            peer.channel.say(Failed(str(error)))
-            return
+            sends = [(peer, Reply(Failed(str(error)), reason=str(error)))]
         except Exception as error:  # a bug of ours: whoever asked hears of it, and the log has the traceback
-            peer.channel.say(Failed(f"ps:{self.core.config.index} failed: {error!r}"))
+            peer.channel.say(Failed(f"ps:{core.config.index} failed: {error!r}"))
             raise
-        self._answer(answers, peer)
+        self._send_all(sends)
 
     # --- the hot path -----------------------------------------------------------------------------------------
 
@@ -258,50 +211,40 @@ class Service:
         key = self._receive(peer, frame)
         core = self.core
         with core.lock:
-            self._check_current(peer)
-            is_finite = not frame.flags & Flag.NOT_FINITE
-            is_late, now_s = core.is_late(frame.flags), time.monotonic()
-            core.members.stepped(key[0], now_s)
-            actions = core.state.push(key, frame.push_id, frame.version, is_finite, is_late, now_s)
-            answers = core.perform(actions)
-            if core.budget is not None:
-                core.budget.give_back(key[0])
-                core.release_tickets()
-                core.release_barrier()
-        self._answer(answers, peer)
-        if answers and core.shard is not None:
+            sends = core.perform(
+                core.control.pushed(peer.id, key, frame.push_id, frame.version, frame.flags, time.monotonic())
+            )
+        self._answer(sends, peer)
+        if sends and core.durable is not None and core.shard is not None:
             with core.lock:
                 core.shard.prepare_next()
-        if not peer.channel.shares_memory and not any(p is peer for p, _ in answers):
+        if not peer.channel.shares_memory and not any(p is peer for p, _ in sends):
             self._await_round(peer)
 
     def _stage(self, peer: Peer, frame: Frame) -> None:
         key = self._receive(peer, frame)
-        with self.core.lock:
-            self._check_current(peer)
-            answers = self.core.perform(self.core.state.stage(key, frame.push_id, frame.version))
-        self._answer(answers, peer)
+        core = self.core
+        with core.lock:
+            sends = core.perform(core.control.staged(peer.id, key, frame.push_id, frame.version, time.monotonic()))
+        self._answer(sends, peer)
 
     def _pull(self, peer: Peer, frame: Frame) -> None:
         key = self._key(peer, frame)
         carried = decode(frame.tail) if frame.tail else None
         decisions = carried.decisions if isinstance(carried, Carried) else ()
-        core = self.core
+        is_counted, core = bool(frame.flags & Flag.COUNTED), self.core
         with core.lock:
-            self._check_current(peer)
-            if frame.flags & Flag.COUNTED:
-                answers = core.perform(core.state.count(key, frame.push_id))
-            else:
-                answers = core.perform(core.state.carry(key, frame.push_id, decisions))
+            sends = core.perform(
+                core.control.pulled(peer.id, key, frame.push_id, decisions, is_counted, time.monotonic())
+            )
             if frame.flags & Flag.INTO_SLOT and peer.slot is not None and core.shard is not None:
                 peer.slot.parameters[:] = core.shard.memory
-        self._answer(answers, peer, is_pull=True)
+        self._answer(sends, peer, is_pull=True)
 
     def _receive(self, peer: Peer, frame: Frame) -> tuple[int, int]:
         """The payload into the worker's slot, and what the tail says about it."""
         key, slot = self._key(peer, frame), peer.slot
         assert slot is not None
-        peer.wants_ticket = bool(frame.flags & Flag.WANTS_TICKET)
         if frame.tail:
             tail = decode(frame.tail)
             if not isinstance(tail, PushTail):
@@ -323,7 +266,7 @@ class Service:
 
     def _refusal_of(self, options: Sequence[Options]) -> str:
         with self.core.lock:
-            return self.desk.shard().refusal_of(options)
+            return self.core.the_shard().refusal_of(options)
 
     def _bucket(self, peer: Peer, frame: Frame) -> None:
         """A part of a gradient whose push comes later; only that push makes it count."""
@@ -339,11 +282,6 @@ class Service:
             raise ProtocolError(f"a frame of worker:{frame.worker} on a connection of {peer.key}")
         return frame.worker, frame.incarnation
 
-    def _check_current(self, peer: Peer) -> None:
-        """A frame that was in our hands when its worker was dropped, or connected again, comes too late."""
-        if peer.key is None or self.core.peers.get(peer.key) is not peer:
-            raise ConnectionLost("this worker was given up, or has connected again")
-
     def _await_round(self, peer: Peer) -> None:
         answer = peer.outbox.get()
         if answer is None:
@@ -352,24 +290,39 @@ class Service:
 
     # --- answering --------------------------------------------------------------------------------------------
 
-    def _answer(self, answers: Answers, mine: Peer | None, is_pull: bool = False) -> None:
-        for peer, answer in answers:
-            if peer is mine or peer.channel.shares_memory:
-                with suppress(ConnectionLost):  # its own thread sees the end too; the others are still to be answered
-                    self._send(peer, answer, is_pull)
+    def _send_all(self, sends: Sends) -> None:
+        """Send what an event of no gradient has decided."""
+        if sends:
+            self._answer(sends, None)
+
+    def _answer(self, sends: Sends, mine: Peer | None, is_pull: bool = False) -> None:
+        """Send without the lock; a connection that is gone ends its own thread, and no other send suffers by it."""
+        for peer, answer in sends:
+            if type(answer) is Reply:
+                self._reply(peer, answer)
+            elif peer is mine or peer.channel.shares_memory:
+                try:
+                    self._send(peer, answer, is_pull)  # type: ignore[arg-type]
+                except ConnectionLost:
+                    continue
             else:
-                peer.outbox.put(answer)
+                peer.outbox.put(answer)  # type: ignore[arg-type]
+
+    def _reply(self, peer: Peer, reply: Reply) -> None:
+        if reply.reason:
+            self.on_refusal(reply.reason)
+        with suppress(ConnectionLost):
+            peer.channel.say(reply.message)
+            if reply.arenas and peer.channel.shares_memory:
+                peer.channel.stream.send_arenas(reply.arenas)
 
     def _send(self, peer: Peer, answer: Answer, is_pull: bool) -> None:
         core = self.core
-        flags = answer.flags
-        if core.budget is not None and peer.wants_ticket and not is_pull:
-            with core.lock:
-                flags |= core.ticket_flag(peer)
-        tail = core.decisions_tail(answer)
+        flags, has_rounds = answer.flags, core.control.state.mode.has_rounds
         # Workers carry decisions between several ps, so they wait for a frame there, also when its tail is empty; and
         # one that stages does so, though the mode may have changed without it.
-        has_tail = core.config.num_ps > 1 and (core.state.mode.has_rounds or answer.outcome is Outcome.STAGED)
+        has_tail = core.config.num_ps > 1 and (has_rounds or answer.outcome is Outcome.STAGED)
+        tail = encode(Carried(answer.decisions)) if core.config.num_ps > 1 and answer.decisions else b""
         if peer.channel.shares_memory and not is_pull and not has_tail:
             assert peer.slot is not None
             if not peer.slot.bell.ring(answer.push_id, answer.version, answer.outcome, flags):
@@ -396,10 +349,10 @@ class Service:
         core = self.core
         assert core.shard is not None and peer.slot is not None
         is_alone = core.config.num_workers == 1
-        if is_alone or (core.state.mode.is_lockstep and not is_pull):
+        if is_alone or (core.control.state.mode.is_lockstep and not is_pull):
             return answer.version, (core.shard.memory,)
         with core.lock:
-            self._check_current(peer)  # else its slot may hold the gradient of a newer connection
+            core.control.check_current(answer.key, peer.id)  # else its slot may hold the gradient of a newer connection
             into = peer.slot.parameters
             into[:] = core.shard.memory
-            return core.state.version, (into,)
+            return core.control.state.version, (into,)

@@ -1,15 +1,13 @@
-"""WHAT does a ps write down? Who trains, in which mode, which gradients made which update, and which did not count.
+"""The ledger of a ps: who trains, in which mode, which gradients made which update, and which did not count.
 
-Called by server/core and server/desk with the lock held, right before anybody can hear of it; telemetry/verify reads
-it. Decides nothing.
+Written by server/core from the actions of each event, before they are done; telemetry/verify reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paceline.cluster.membership import Phase
 from paceline.modes.base import Mode
-from paceline.server.control.actions import Action, Add, Answer, Apply, Part
-from paceline.server.control.state import ShardState
+from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Entered, Left, ModeHolds, Part, Restored
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Kind, Ledger
 from paceline.wire.decisions import Key
@@ -57,22 +55,28 @@ class PsLedger:
         """It trains from now on; in bounded mode `clock` steps count as done."""
         self._write(Kind.ENTER, 0, worker, incarnation, clock, version, lineage=self.lineage)
 
-    def changed(self, worker: int, incarnation: int, phase: Phase) -> None:
-        """What a worker does is something else now; that it trains is told by `entered`."""
-        if phase in _LEFT:
-            self._write(Kind.LEAVE, _LEFT[phase], worker, incarnation, lineage=self.lineage)
+    def left(self, worker: int, incarnation: int, phase: Phase) -> None:
+        """It trains no more."""
+        self._write(Kind.LEAVE, _LEFT[phase], worker, incarnation, lineage=self.lineage)
 
-    def decided(self, actions: Sequence[Action], updates: int, state: ShardState) -> None:
-        """What becomes of gradients, before it is done: whoever dies in the middle does it to its end, and one that
-        reads shared memory may see an update before this ps goes on. `updates`: those made before."""
+    def decided(self, actions: Sequence[Action], version: int) -> None:
+        """Record what an event decided, before it is done: a ps that dies in the middle does it to its end, and a
+        worker that reads shared memory may see an update before this ps goes on. `version`: after all of it."""
+        updates = version
         for action in actions:
+            updates -= type(action) is Apply
+        for action in actions:
+            kind = type(action)
             if type(action) is Apply:
                 updates += 1
-                self.applied(action.parts, updates, updates - 1 - state.offset if state.mode.has_rounds else None)
+                self.applied(action.parts, updates, action.round)
             elif type(action) is Add:
                 self.added(action.key, action.push_id, updates)
-            elif type(action) is Answer and action.outcome in UNCOUNTED:
-                self.discarded(action)
+            elif type(action) is Answer:
+                if action.outcome in UNCOUNTED:
+                    self.discarded(action)
+            elif kind in RECORDS:
+                RECORDS[kind](self, *action)
 
     def applied(self, parts: Sequence[Part], version: int, round_: int | None) -> None:
         """One update; `round_`: the round it was, as ps:0 counts, where there are rounds."""
@@ -90,7 +94,7 @@ class PsLedger:
         worker, incarnation = answer.key
         self._write(_DISCARD, answer.outcome, worker, incarnation, answer.push_id, answer.version, 0, self.lineage)
 
-    def copied(self, version: int, global_step: int) -> None:
+    def copied(self, version: int, number: int, global_step: int) -> None:
         """This version was copied for a checkpoint."""
         self._write(Kind.CHECKPOINT, push_id=global_step, version=version, lineage=self.lineage)
 
@@ -98,3 +102,12 @@ class PsLedger:
         """It begins again at this version; `source`: telemetry/ledger FROM_*."""
         self.lineage = lineage
         self._write(Kind.RESTORE, source, version=version, lineage=lineage)
+
+
+RECORDS: dict[type, Callable[..., None]] = {
+    Entered: PsLedger.entered,
+    Left: PsLedger.left,
+    ModeHolds: PsLedger.mode,
+    Copy: PsLedger.copied,
+    Restored: PsLedger.restored,
+}

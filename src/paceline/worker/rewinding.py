@@ -3,7 +3,7 @@
 Called by worker/joining when a ps that had values has none. A checkpoint is brought by the chief; if it does not
 come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and whoever
 is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
-server/rewinding has the other side and the steps. It never ends a run that has something to go back to.
+server/control/rewinding has the other side and the steps. It never ends a run that has something to go back to.
 """
 
 from collections.abc import Callable, Sequence

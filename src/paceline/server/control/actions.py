@@ -1,12 +1,16 @@
-"""WHAT shall a ps do? The words that server/control/state decides in; server/core makes them true.
+"""What a ps does after an event: plain values that the control plane returns and server/core performs.
 
-Pure values. A new one is a tuple here and a branch in core.perform.
+Jobs change numbers. Answers and messages leave when the journal is written and the lock is released. Records go to the
+ledger, where there is one; what jobs and answers say already is not recorded twice.
 """
 
 from typing import NamedTuple
 
+from paceline.cluster.membership import Phase
+from paceline.modes.base import Mode
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Outcome
+from paceline.wire.messages import Copied, Joined, Options, Reply
 
 
 class Part(NamedTuple):
@@ -19,11 +23,16 @@ class Part(NamedTuple):
     has_slot: bool = True
 
 
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
 class Apply(NamedTuple):
-    """Make one update from these, in this order; its lr divided by `divisor`."""
+    """Make one update from these, in this order; its lr divided by `divisor`. `round`: the round it is, as ps:0 counts
+    them, in modes with rounds: then the workers wait for it."""
 
     parts: tuple[Part, ...]
     divisor: int = 1
+    round: int | None = None
 
 
 class Add(NamedTuple):
@@ -32,6 +41,35 @@ class Add(NamedTuple):
     key: Key
     is_first: bool
     push_id: int = 0
+
+
+class Copy(NamedTuple):
+    """Copy everything as it is after the jobs before this: it is to be saved."""
+
+    version: int
+    number: int = 0
+    round: int = 0
+
+
+class SetVersion(NamedTuple):
+    """The values are of this version from now on."""
+
+    version: int
+
+
+class Store(NamedTuple):
+    """Keep the carried tensors of this worker that came with the request; the chief's are everybody's."""
+
+    worker: int
+
+
+class Free(NamedTuple):
+    """Free this gradient slot: no update will read it."""
+
+    key: Key
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
@@ -46,14 +84,54 @@ class Answer(NamedTuple):
     is_push: bool = True
 
 
-class Free(NamedTuple):
-    """Nobody will read this gradient slot again."""
+class Say(NamedTuple):
+    """Send this on a connection."""
 
+    connection: int
+    message: Reply
+
+
+class Refuse(NamedTuple):
+    """Refuse what was asked for on a connection, after other actions."""
+
+    connection: int
+    reason: str
+
+
+class Seat(NamedTuple):
+    """Give this worker a slot, if it has none, and send the reply with the sizes of its memory, or the memory."""
+
+    connection: int
     key: Key
+    reply: Joined
+    options: list[Options]
+    weight: float
 
 
-class Copy(NamedTuple):
-    """Copy everything as it is after the update before this: it is to be saved."""
+class SayCopied(NamedTuple):
+    """Send this about the newest copy, with what only the numbers know of it."""
+
+    connection: int
+    reply: Copied
+
+
+class SayClosed(NamedTuple):
+    """Send Closed with the report of this ps."""
+
+    connection: int
+    is_last: bool
+
+
+class End(NamedTuple):
+    """End this connection: its worker was given up, or has connected again."""
+
+    connection: int
+
+
+class Evicted(NamedTuple):
+    """Tell the user that a worker was evicted."""
+
+    reason: str
 
 
 class Wake(NamedTuple):
@@ -62,4 +140,42 @@ class Wake(NamedTuple):
     after_s: float
 
 
-Action = Apply | Add | Answer | Free | Wake | Copy
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class Entered(NamedTuple):
+    """A worker trains from now on; in bounded mode `clock` steps count as done."""
+
+    worker: int
+    incarnation: int
+    clock: int
+    version: int
+
+
+class Left(NamedTuple):
+    """A worker trains no more."""
+
+    worker: int
+    incarnation: int
+    phase: Phase
+
+
+class ModeHolds(NamedTuple):
+    """This mode holds from this version on."""
+
+    mode: Mode
+    turn: int
+    version: int
+
+
+class Restored(NamedTuple):
+    """The shard begins again at this version; `source`: telemetry/ledger FROM_*."""
+
+    version: int
+    lineage: int
+    source: int
+
+
+Job = Apply | Add
+Sent = Answer | Say | Refuse | Seat | SayCopied | SayClosed | Evicted
+Action = Job | Copy | SetVersion | Store | Free | Sent | End | Wake | Entered | Left | ModeHolds | Restored

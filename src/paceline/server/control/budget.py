@@ -1,24 +1,30 @@
-"""HOW many steps are left for the cluster? Tickets for `ctx.steps(total)`: exactly that many updates, at any speed.
+"""Tickets for `ctx.steps(total)`: the cluster makes exactly that many updates, at any speed.
 
-Asked by server/service on ps:0. Pure. A ticket is leave to compute one more gradient; it comes back when its push is
+Used by control.py on ps:0. A ticket is leave to compute one more gradient; it comes back when its push is
 dealt with, or when its worker leaves.
 """
 
+from dataclasses import dataclass, field
 
+from paceline.server.control.kept import KNOWN
+
+
+@dataclass(slots=True)
 class Budget:
-    """
+    """The steps of the cluster; `total` is None until a worker has said how many they are.
+
     >>> budget = Budget(total=2)
     >>> [budget.grant(worker, applied=0) for worker in (0, 1, 2)]
     [True, True, False]
     """
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self._granted: set[int] = set()
+    total: int | None = field(default=None, metadata=KNOWN)
+    _granted: set[int] = field(default_factory=set)
 
     def grant(self, worker: int, applied: int) -> bool:
         """One ticket a worker at a time: while what is applied and what is granted stay within the total."""
         self._granted.discard(worker)
+        assert self.total is not None
         if applied + len(self._granted) < self.total:
             self._granted.add(worker)
             return True
@@ -29,7 +35,7 @@ class Budget:
 
     def grant_round(self, applied: int) -> bool:
         """In modes with rounds every worker of a round shares its one update."""
-        return applied < self.total
+        return self.total is not None and applied < self.total
 
     def is_spent(self, applied: int) -> bool:
-        return applied >= self.total
+        return self.total is not None and applied >= self.total

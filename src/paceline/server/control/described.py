@@ -1,7 +1,7 @@
-"""CAN what a worker describes be used? Slots in a payload, options of a push: checked before numbers are touched.
+"""Validation of what a worker describes: slots in a payload, options of a push.
 
-Asked by server/desk and server/service; pure. Whoever sends them holds the secret, so a wrong one is a mistake, not an
-attack; it must still be refused, because a ps that stumbles over it ends, and takes everybody's training with it.
+Checked before numbers are touched. A client that sends them holds the secret, so a wrong one is a mistake and no
+attack; it must still be refused, because a ps that fails over it ends the training of all workers.
 """
 
 from collections.abc import Sequence

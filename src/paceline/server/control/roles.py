@@ -1,7 +1,7 @@
-"""WHO may ask a ps for what? What each role that a client proved in the handshake lets it say; pure.
+"""What each role that a client proved in the handshake may ask a ps for.
 
-Asked by server/desk before every cold request. Gradients need no row here: they come on connections that have joined,
-and only a worker may join. What a worker may do besides (only the chief writes) is the desk's, which knows who it is.
+Checked by server/desk before every cold request. Gradients need no row here: they come on connections that have joined,
+and only a worker may join. What a certain worker may do (only the chief writes) is checked in control.py.
 """
 
 from paceline.errors import Refused

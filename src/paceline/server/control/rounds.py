@@ -1,6 +1,6 @@
-"""WHOSE gradients make this round? The one decision of ps:0 that every shard obeys.
+"""The contributor set of each round: the one decision of ps:0 that every shard obeys.
 
-Used by server/control/state on ps:0 only. Pure. The decision is two-phase commit with the workers as carriers:
+Used by state.py on ps:0 only. The decision is two-phase commit with the workers as carriers:
 
 1. a worker stages its gradient on every shard but ps:0 and waits for all acks,
 2. then it stages and votes at ps:0 in one message,
@@ -11,13 +11,15 @@ Where one worker may put several gradients into a round, 1 and 2 repeat; between
 last one was counted (wire/frames COUNTED), so that each knows which gradients a decision means.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
+
+from paceline.server.control.kept import KNOWN
 from paceline.wire.decisions import COPY, Contributor, Decision
 
 
-@dataclass(slots=True)
-class Ballot:
+class Ballot(msgspec.Struct, array_like=True):
     """One worker's votes in the open round. The first incarnation to vote is the one that counts."""
 
     incarnation: int
@@ -27,13 +29,14 @@ class Ballot:
     is_finite: bool = True  # its last one
 
 
+@dataclass(slots=True)
 class Rounds:
     """Votes of the open round and the decisions that some shard may not have seen yet."""
 
-    def __init__(self) -> None:
-        self.votes: dict[int, Ballot] = {}
-        self.given: dict[int, int] = {}  # worker -> its votes: what a mode asks about
-        self.open_decisions: tuple[Decision, ...] = ()  # what whoever joins, pulls or ends must carry, oldest first
+    votes: dict[int, Ballot] = field(default_factory=dict, metadata=KNOWN)
+    given: dict[int, int] = field(default_factory=dict, metadata=KNOWN)  # worker -> its votes: what a mode asks about
+    # What a worker that joins, pulls or ends must carry, oldest first.
+    open_decisions: tuple[Decision, ...] = field(default=(), metadata=KNOWN)
 
     def vote(self, worker: int, incarnation: int, push_id: int, is_finite: bool, round_: int) -> Ballot | None:
         """None: another incarnation of this worker has voted in this round already. A retry changes nothing."""

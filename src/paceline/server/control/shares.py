@@ -1,23 +1,25 @@
-"""HOW many steps of the run were each worker's? What ps:0 counts, over all lives of a worker and over a resume.
+"""How many steps of the run were each worker's, over all its lives and over a resume, as ps:0 counts them.
 
-Used by server/snapshots. Pure. A worker tells where it is in its data, and how many steps it has made; what it did
+Used by saving.py. A worker tells where it is in its data, and how many steps it has made; what it did
 after it last told, before it was killed, only a ps knows. Must never tell a worker a place in its data.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
+from paceline.server.control.kept import COUNTED
 from paceline.server.control.state import ShardState
 from paceline.wire.messages import Position
 
 
+@dataclass(slots=True)
 class Shares:
     """Of all workers. `earlier`: their steps before this start, when global step `began_at` was made already."""
 
-    def __init__(self) -> None:
-        self.earlier: dict[int, int] = {}
-        self.began_at = 0
+    earlier: dict[int, int] = field(default_factory=dict, metadata=COUNTED)
+    began_at: int = field(default=0, metadata=COUNTED)
 
     def resumed(self, version: int, positions: Iterable[Position]) -> None:
         """A checkpoint's."""

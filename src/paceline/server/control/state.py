@@ -1,8 +1,6 @@
-"""WHAT counts, and who is answered? The deciding half of a ps: events in, actions out.
+"""One shard's gradients: which count, which wait for a round, and when their workers are answered.
 
-Driven by server/service with real sockets and by tests with thousands of simulated interleavings. It must never
-see a clock, a socket, a thread or a tensor: the time comes in, and `Apply` and `Answer` are words here that service
-and shard make true.
+Driven by control.py. The time comes in as an argument, and `Apply` and `Answer` are values that server/core performs.
 
 INVARIANT I2: a (worker, incarnation, push id) is applied at most once: ids of one incarnation only grow, and
 `applied` remembers the last one, whatever happened to it.
@@ -16,6 +14,7 @@ from paceline.cluster.membership import Membership
 from paceline.errors import ProtocolError
 from paceline.modes.base import Mode
 from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Free, Part, Wake
+from paceline.server.control.kept import COUNTED, KNOWN
 from paceline.server.control.rounds import Ballot, Rounds
 from paceline.wire.decisions import COPY, Contributor, Decision, Key
 from paceline.wire.frames import Flag, Outcome
@@ -50,20 +49,20 @@ class ShardState:
     members: Membership
     is_coordinator: bool
     min_workers: int = 1
-    version: int = 0
-    offset: int = 0  # this shard's version less ps:0's, when rounds began
-    turn: int = 0  # switches of the mode so far
+    version: int = field(default=0, metadata=KNOWN)
+    offset: int = field(default=0, metadata=KNOWN)  # this shard's version less ps:0's, when rounds began
+    turn: int = field(default=0, metadata=KNOWN)  # switches of the mode so far
     is_switching: bool = False
-    applied: dict[int, Key] = field(default_factory=dict)  # worker -> (incarnation, push id) last dealt with
-    staged: dict[Key, Staged] = field(default_factory=dict)
+    applied: dict[int, Key] = field(default_factory=dict, metadata=KNOWN)  # by worker: the last push dealt with
+    staged: dict[Key, Staged] = field(default_factory=dict, metadata=KNOWN)
     waiting: dict[Key, Held] = field(default_factory=dict)
     ready: set[Key] = field(default_factory=set)  # those who stand still until the mode has changed
-    clocks: dict[int, int] = field(default_factory=dict)  # bounded: worker -> steps done
-    floor: int = 0  # what the slowest had done, at most
-    discarded: Counter[int] = field(default_factory=Counter)
-    not_finite: Counter[int] = field(default_factory=Counter)
-    staleness: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    clocks: dict[int, int] = field(default_factory=dict, metadata=KNOWN)  # bounded: worker -> steps done
+    floor: int = field(default=0, metadata=KNOWN)  # what the slowest had done, at most
+    discarded: Counter[int] = field(default_factory=Counter, metadata=COUNTED)
+    not_finite: Counter[int] = field(default_factory=Counter, metadata=COUNTED)
+    staleness: defaultdict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter), metadata=COUNTED)
+    waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float), metadata=COUNTED)
     rounds: Rounds = field(default_factory=Rounds)
     round_s: float = 0.0  # how long a round takes until it is due
     closed_s: float | None = None  # when the last round of this mode closed
@@ -254,7 +253,7 @@ class ShardState:
         contributors = self.rounds.close(self.version, is_copied)
         actions: list[Action] = self._apply(contributors, self.version) if contributors else []
         if contributors and is_copied:
-            actions.append(Copy())
+            actions.append(Copy(self.version))
         for key in list(self.waiting):
             outcome = self._outcome(voters.get(key))
             if outcome is not Outcome.APPLIED:
@@ -322,7 +321,7 @@ class ShardState:
                 self.applied[worker] = max(self.applied.get(worker, (0, 0)), dealt_with)
             actions += self._apply(contributors, round_)
             if is_copied:
-                actions.append(Copy())
+                actions.append(Copy(self.version))
         actions.append(Answer(key, push_id, Outcome.APPLIED, self.version, is_push=False))
         return actions
 
@@ -343,7 +342,7 @@ class ShardState:
             push_id = staged.push_id if has_slot else staged.counted_id
             parts.append(Part((worker, incarnation), push_id, count, staged.counted > 0, has_slot))
         self.version += 1
-        return [Apply(tuple(parts)), *self._drop_staged(round_)]
+        return [Apply(tuple(parts), round=self.version - 1 - self.offset), *self._drop_staged(round_)]
 
     def _drop_staged(self, up_to: int) -> list[Action]:
         dropped = [k for k, staged in self.staged.items() if staged.round <= up_to]
@@ -371,6 +370,16 @@ class ShardState:
         if not self.is_coordinator:
             return []
         return self.close_if_due(now_s) if self.mode.has_rounds else self.release(now_s)
+
+    # --- beginning anew ---------------------------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Void what was staged, voted for or waited for: the shard is given other values."""
+        self.rounds.votes, self.rounds.given, self.rounds.open_decisions = {}, {}, ()
+        self.staged.clear()
+        self.waiting.clear()
+        self.clocks.clear()
+        self.floor, self.due_s, self.closed_s, self.copy_at = 0, None, None, None
 
     # --- another mode -----------------------------------------------------------------------------------------
 

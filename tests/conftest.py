@@ -13,6 +13,7 @@ import pytest
 
 pytest_plugins = ["watchdog"]
 
+PROCESSES_S = 240  # of a test that starts processes, each of which may take DEADLINE_S
 NEEDS = "PACELINE_TEST_NEEDS"  # packages that must be there, by commas: no test may be skipped for the lack of one
 
 
@@ -26,6 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     silent = [item.nodeid for item in items for mark in item.iter_markers("nightly") if not "".join(mark.args)]
     if silent:
         raise pytest.UsageError(f"{silent[0]} is marked nightly, and must say what it would catch that CI does not.")
+    for item in items:
+        if "processes" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PROCESSES_S))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if items:  # of a socket that another test has left: it comes when the garbage is collected, wherever that is
         items[0].session.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))

@@ -30,7 +30,7 @@ _starters: dict[threading.Thread, str] = {}  # threads that keep a process from 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("grace_timeout", "seconds for a test's fixtures to end after its own limit", default="60")
-    parser.addini("exit_timeout", "seconds for a pytest process to end after its last test", default="20")
+    parser.addini("exit_timeout", "seconds for a pytest process to end after its last test", default="60")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -202,7 +202,7 @@ def test_a_model_that_no_memory_holds_is_refused_and_the_ps_goes_on() -> None:
 
 
 def test_one_that_takes_nothing_is_dropped_and_the_others_are_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SEND_S", 2.0)
+    monkeypatch.setattr(base, "SEND_S", 4.0)
     with serving() as (address, _), closing(connect(address, "tcp", SECRET)) as worker:
         assert isinstance(worker.ask(join())[0], m.Joined)
         worker.ask(m.Init(), bulk=[bytes(4 * MIB)[:4_000_000]])
@@ -213,8 +213,8 @@ def test_one_that_takes_nothing_is_dropped_and_the_others_are_not_kept_waiting(m
         began = time.monotonic()
         for _ in range(5):
             assert isinstance(worker.ask(m.AskStatus())[0], m.Status)
-        assert time.monotonic() - began < 1.5
-        deadline = time.monotonic() + 10
+        assert time.monotonic() - began < 3, "not until the deaf one is given up"
+        deadline = time.monotonic() + 40
         while [t.name for t in threading.enumerate()].count("connection") > 1:
             assert time.monotonic() < deadline, "the deaf one is still served"
             worker.ask(m.AskStatus())

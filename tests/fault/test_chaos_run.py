@@ -17,7 +17,7 @@ from paceline.cluster import chaos
 from paceline.cluster.spec import Task
 
 COUNT = Path(__file__).parents[1] / "integration" / "programs" / "count.py"
-FAST = ("--lease-s=1", "--run-dir=made")
+FAST = ("--lease-s=2", "--run-dir=made")  # shorter than a stop or a cut; long enough for a busy machine
 pytestmark = pytest.mark.timeout(180)
 
 

@@ -24,7 +24,7 @@ NIGHTLY = pytest.mark.nightly("an end that is wrong for one mode, place and numb
 def test_the_last_to_close_is_killed(
     processes: Processes, tmp_path: Path, where: str, num_ps: int, mode: str, updates: int
 ) -> None:
-    flags = [f"--ps={num_ps}", f"--mode={mode}", "--run-dir=made", "--lease-s=1"]
+    flags = [f"--ps={num_ps}", f"--mode={mode}", "--run-dir=made", "--lease-s=3"]
     script = [PROGRAM, "--steps=20", "--dies", where]
     processes.paceline("run", *flags, *script).ends_with(0)
     told = json.loads((tmp_path / "made" / "summary.json").read_text())

@@ -201,13 +201,12 @@ def test_who_does_not_want_it_gets_none() -> None:
 
 
 def test_an_interrupt_does_not_wait_for_the_first_birth(stage: Stage) -> None:
-    """The import of torch takes its time; nothing is started after all."""
+    """Here it would never come: the nursery stands still. Nothing is started after all."""
     nursery = Nursery(BASE)
+    os.kill(nursery.pid, signal.SIGSTOP)
     children = Children(nursery)
     children.interrupt()
-    began_s = time.monotonic()
     assert stage.start(children, "print('started')") is None
-    assert time.monotonic() - began_s < 1.0
     assert not stage.log.read_text() and not nursery.is_alive
 
 

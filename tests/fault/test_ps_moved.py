@@ -56,7 +56,7 @@ def test_the_old_one_comes_back_and_ends(
 ) -> None:
     """Two ps:0 at once: the old one was only cut off (stopped, here), and has all that it knew. Whoever trained against
     it now would give its gradients to nobody."""
-    flags = ("--mode", mode, "--save-every", "5", "--lease-s", "1")
+    flags = ("--mode", mode, "--save-every", "5", "--lease-s", "2")
     cluster = ByHand(processes, ports, train, gate, *flags, stops=(f"0:{STOP}", f"1:{2 * STOP}"))
     stands = [gate.arrival()]
     cluster.saved_step()
@@ -81,7 +81,7 @@ def test_a_worker_never_goes_back_when_the_run_folder_cannot_be_read(
 ) -> None:
     """The old one lives, the new one is killed, and moved.json is gone for a while: whoever looks for ps:0 must wait
     for its successor, at the address that it knew last."""
-    flags = ("--mode", "async", "--save-every", "5", "--lease-s", "1")
+    flags = ("--mode", "async", "--save-every", "5", "--lease-s", "2")
     cluster = ByHand(processes, ports, train, gate, *flags, stops=(f"0:{STOP}", f"0:{2 * STOP}"))
     stand = gate.arrival()
     cluster.saved_step()

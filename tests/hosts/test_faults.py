@@ -34,7 +34,7 @@ def test_a_host_is_cut_off_and_comes_back(mode: str, hosts: Hosts, train: Path, 
     began_s = time.monotonic()
     cut_off.release()
     tasks["ps:0"].wait_for("^Evicted: .*worker:1|^worker:1 is gone")
-    assert time.monotonic() - began_s < 10, "the lease is a second"
+    assert time.monotonic() - began_s < 40, "the lease is a second"
     ahead = ahead or gate.arrival()  # the other one has gone on, alone
     assert ahead.text.startswith("worker:0")
     second.mend()

@@ -386,6 +386,6 @@ def test_a_restarted_worker_goes_on_with_its_own_buffers(victim: str, tmp_path: 
     """The chief too, whose new model has first values only."""
     program = Path(__file__).with_name("programs") / "own_buffers.py"
     with started_processes(tmp_path) as processes:
-        run = ["run", "--run-dir", "run", "--workers", "2", "--mode", "async", "--lease-s", "0.5"]
+        run = ["run", "--run-dir", "run", "--workers", "2", "--mode", "async", "--lease-s", "3"]
         processes.paceline(*run, program, tmp_path, victim).ends_with(0)
     assert_same(load_file(tmp_path / "before"), load_file(tmp_path / "after"), "its own statistics")

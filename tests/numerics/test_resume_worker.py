@@ -14,7 +14,7 @@ from process_fixtures import PROGRAMS, started_processes
 from processes import Gate
 
 PROGRAM = Path(__file__).with_name("programs") / "goes_on.py"
-FLAGS = ["--ps", "1", "--workers", "2", "--mode", "async", "--lease-s", "0.5", "--save-every", "none"]
+FLAGS = ["--ps", "1", "--workers", "2", "--mode", "async", "--lease-s", "3", "--save-every", "none"]
 
 
 def pushed(folder: Path, *words: str, says: tuple[str, ...] = ()) -> list[str]:

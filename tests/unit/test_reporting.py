@@ -36,17 +36,16 @@ class Sink:
 
 def test_the_last_step_has_its_line_once() -> None:
     said: list[str] = []
-    reporter = Reporter(None, said.append, is_chief=False)
+    reporter = Reporter(None, said.append, is_chief=False, worker=1)
     stepping = Stepping(0)
     reporter.stop()
     reporter.begin(stepping, waited_s=0.0)
-    reporter.last_step(1, stepping)
+    reporter.last_step()
     for _ in range(5):
-        reporter.clock.step(samples=10)
         stepping.steps += 1
-        reporter.stepped(1, stepping, now_s=100.0)  # only the first has a line: a few a second are enough
-    reporter.last_step(1, stepping)
-    reporter.end(1, stepping, discarded=0)
+        reporter.clock.step(samples=10)  # only the first has a line: a few a second are enough
+    reporter.last_step()
+    reporter.end(stepping, discarded=0)
     steps = [line.partition(": ")[2] for line in said if "training step" in line]
     assert steps == [f"Worker 1: training step {n} done (global step: {n})" for n in (1, 5)]
 
@@ -60,7 +59,7 @@ def test_after_a_restart_rates_begin_with_this_life_and_steps_do_not() -> None:
     for _ in range(3):
         reporter.clock.step(samples=10)
         stepping.steps += 1
-    report = reporter.end(0, stepping, discarded=0)
+    report = reporter.end(stepping, discarded=0)
     assert report.steps == sink.last["step"] == 1_000_003, "the live line and the last block agree"
     took_s = sum(reporter.clock._took)
     assert sink.last["steps_per_s"] < 1000 / took_s, "three steps, not a million"

@@ -1,17 +1,18 @@
-"""HOW FAST does this worker go? Counts its steps, epochs and waits, and sums them up when it ends.
+"""Time a worker's steps, epochs and waits, say when a step is due to be printed, and sum up when the worker ends.
 
-Called by `worker` from the thread that trains, once a step.
+Called by worker/training_step from the thread that trains, once a step.
 Must never cost a microsecond a step, nor grow with the length of the run: only the newest are kept.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from time import perf_counter
 
 from paceline.telemetry.records import SplitMs, StepMs, WorkerReport
 
 NUM_FIRST = 100
+LINES_PER_S = 3.0
 KEEP_STEPS = 1 << 20  # 8 MiB of durations; beyond it the older half is let go
 
 
@@ -29,7 +30,11 @@ class StepClock:
     1
     """
 
-    def __init__(self) -> None:
+    def __init__(self, print_step: Callable[[], None] | None = None, log_every: int = 0) -> None:
+        self._print_step = print_step
+        self._log_every = log_every  # steps; 0: a few lines a second
+        self._next_line_s = 0.0
+        self.batch_size = 0  # of the loader, 0 if it does not say: samples of a step whose caller says none
         self.earlier = 0  # steps of this worker's lives before this process, as far as they are known
         self._took = array("d")
         self._forgotten = 0
@@ -52,8 +57,8 @@ class StepClock:
         """How many steps this process has done so far."""
         return self._forgotten + len(self._took)
 
-    def step(self, samples: int) -> None:
-        """One step has ended, over so many samples."""
+    def step(self, samples: int | None = None) -> None:
+        """Count a step that ends now, over so many samples; print it if that is due."""
         now = perf_counter()
         took = now - self.last_s
         self.last_s = now
@@ -65,9 +70,15 @@ class StepClock:
         self._data_s = self.data_s
         self._exchange_s = self.exchange_s
         self._wait_s = self.wait_s
-        self._samples += samples
+        self._samples += self.batch_size if samples is None else samples
         if len(self._took) >= KEEP_STEPS:
             self._forget_older_half()
+        if self._print_step is None:
+            return
+        every, steps = self._log_every, self.earlier + self._forgotten + len(self._took)
+        if steps % every == 0 if every else now >= self._next_line_s:
+            self._next_line_s = now + 1 / LINES_PER_S
+            self._print_step()
 
     def epoch(self) -> None:
         """An epoch starts now; what lay between it and the last step (an evaluation, say) is no step."""

@@ -144,7 +144,7 @@ class Context:
                 number += 1
                 trainee.settle()
             session.progress.boundary(m.STEP, is_last=True)
-            session.reporter.last_step(session.worker_index, trainee)
+            session.reporter.last_step()
         finally:
             trainee.wants_ticket = False
 
@@ -179,7 +179,7 @@ class Context:
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
         self._session.check_owner("ctx.log()")
-        self._session.reporter.log(values, self._session.trainee)
+        self._session.reporter.log(values)
 
     def print(self, *values: object) -> None:
         """Print on the chief only."""

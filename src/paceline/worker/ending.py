@@ -41,7 +41,7 @@ def leave(session: "WorkerSession", trainee: "TrainingStep") -> None:
     refused = trainee.finish()
     links = trainee.client.links
     counts = [(link.channel.lane, link.counts()) for link in links]
-    report = session.reporter.end(session.worker_index, trainee, trainee.discarded, counts)
+    report = session.reporter.end(trainee, trainee.discarded, counts)
     if session.is_chief:
         trainee.send_carried()
     trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first

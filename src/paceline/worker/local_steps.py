@@ -29,7 +29,7 @@ def bound_by(
     """Make the trainee of the session's mode: `local`, which trains by itself between exchanges, or `plain`."""
     assert session.assignment is not None
     cluster, settings = session.assignment.cluster, session.assignment.settings
-    own.update(num_ps=len(cluster.ps), placement=settings.placement, after_step=session.stepped)
+    own.update(num_ps=len(cluster.ps), placement=settings.placement, after_step=session.clock.step)
     if settings.mode != "local":
         return plain(*given, **own)
     return local(*given, **own, outer=(settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum))

@@ -21,8 +21,6 @@ from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
 from paceline.transport.channel import Counts
 
-LINES_PER_S = 3.0
-
 
 class Stepping(Protocol):
     """How far the training is: this worker's steps, and the cluster's as far as this worker has seen."""
@@ -35,19 +33,21 @@ class Stepping(Protocol):
 class Reporter:
     """The one writer of a worker's lines, records and metrics."""
 
-    def __init__(self, assignment: Assignment | None, say: Callable[[str], None], is_chief: bool) -> None:
+    def __init__(
+        self, assignment: Assignment | None, say: Callable[[str], None], is_chief: bool, worker: int = 0
+    ) -> None:
         self._say = say
+        self._worker = worker
         self._task = str(assignment.task) if assignment else ""
-        self._log_every = assignment.settings.log_every if assignment else 0
         self._style = assignment.settings.log_style if assignment else PACELINE
-        self._next_line_s = 0.0
+        self._stepping: Stepping | None = None  # once training begins
         self._printed_step = 0  # the last step that had a line
         self._device = ""
         self._metrics: dict[str, float] = {}
         self._stop = threading.Event()
         self._began_s = time.monotonic()
         self._trained_from_s = 0.0
-        self.clock = StepClock()
+        self.clock = StepClock(self._print_step, assignment.settings.log_every if assignment else 0)
         self._meter: Meter | None = None
         self._ticked_s = 0.0  # processor time of the thread that ticks
         run_dir = assignment.settings.run_dir if assignment else None
@@ -66,7 +66,7 @@ class Reporter:
 
     def begin(self, stepping: Stepping, waited_s: float, device: str = "") -> None:
         """Begin to record: training begins now, on this device."""
-        self._device = device
+        self._stepping, self._device = stepping, device
         self._trained_from_s = time.time()
         self.clock.earlier = stepping.steps  # of an earlier life, or of the run that is resumed
         self.clock.waited(waited_s)
@@ -76,43 +76,37 @@ class Reporter:
             self._meter.look()
         threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
 
-    def stepped(self, worker: int, stepping: Stepping, now_s: float) -> None:
-        """Print a line after some of the steps: every `--log-every`th, or a few a second."""
-        steps = stepping.steps
-        if steps % self._log_every == 0 if self._log_every else now_s >= self._next_line_s:
-            self._next_line_s = now_s + 1 / LINES_PER_S
-            self._print_step(worker, stepping)
-
-    def last_step(self, worker: int, stepping: Stepping) -> None:
+    def last_step(self) -> None:
         """Print the line of this worker's last step, if it has had none."""
-        if self.clock.steps and self._printed_step != stepping.steps:
-            self._print_step(worker, stepping)
+        if self._stepping is not None and self.clock.steps and self._printed_step != self._stepping.steps:
+            self._print_step()
 
-    def _print_step(self, worker: int, stepping: Stepping) -> None:
-        self._printed_step = stepping.steps
-        self._say(lines.step_line(time.time(), worker, self._printed_step, stepping.newest_step(), self._style))
+    def _print_step(self) -> None:
+        """Print the line of this step; the clock calls it after every `--log-every`th, or a few times a second."""
+        if self._stepping is not None:
+            step, newest = self._stepping.steps, self._stepping.newest_step()
+            self._printed_step = step
+            self._say(lines.step_line(time.time(), self._worker, step, newest, self._style))
 
-    def log(self, values: Mapping[str, float], stepping: Stepping | None) -> None:
+    def log(self, values: Mapping[str, float]) -> None:
         """Keep the newest values of the script's own metrics; the chief also writes TensorBoard summaries."""
         numbers = {name: float(value) for name, value in values.items()}
         self._metrics.update(numbers)
         self.clock.metrics(numbers)
-        if self._events is not None and stepping is not None:
-            self._events.scalars(numbers, stepping.newest_step())
+        if self._events is not None and self._stepping is not None:
+            self._events.scalars(numbers, self._stepping.newest_step())
 
-    def end(
-        self, worker: int, stepping: Stepping, discarded: int, counts: Sequence[tuple[str, Counts]] = ()
-    ) -> WorkerReport:
+    def end(self, stepping: Stepping, discarded: int, counts: Sequence[tuple[str, Counts]] = ()) -> WorkerReport:
         """Print the last lines, write the last record, and return the report. `counts`: what went to each ps, in their
         order, and on which lane."""
-        self.last_step(worker, stepping)
+        self.last_step()
         ended_s = time.time()
         took_s = ended_s - self._trained_from_s
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(took_s, self._style))
         self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
         self.clock.discarded(discarded)
-        report = self.clock.report(worker, time.monotonic() - self._began_s)
+        report = self.clock.report(self._worker, time.monotonic() - self._began_s)
         use = self._meter.use(self._ticked_s + self.sink.cpu_s) if self._meter is not None else None
         pairs = [pair(self._task, index, *each) for index, each in enumerate(counts)]
         report = msgspec.structs.replace(report, device=self._device, use=use, pairs=pairs)

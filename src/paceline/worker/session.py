@@ -51,7 +51,7 @@ class WorkerSession:
         self.trainee: TrainingStep | None = None  # once prepare has joined
         self.evaluator: Evaluator | None = None
         self.progress = Progress(self.worker_index, self)
-        self.reporter = Reporter(assignment, say, self.is_chief)
+        self.reporter = Reporter(assignment, say, self.is_chief, self.worker_index)
         self.clock = self.reporter.clock  # what this worker's steps and epochs take
         self.injection = injection.of(assignment) if assignment else None
         self.saver: Saver | None = None  # once this worker saves
@@ -179,7 +179,7 @@ class WorkerSession:
         """Begin to train: the cluster has started."""
         self.trainee = trainee
         trainee.own_weight = self.own_weight
-        trainee.batch_size = batch_size
+        self.clock.batch_size = batch_size
         assignment = self.require_cluster()
         if assignment.settings.log_device_placement:
             for line in self._placement(trainee):
@@ -211,12 +211,6 @@ class WorkerSession:
         self.reporter.sink.event("warning", task=str(self.require_cluster().task), text=text)
 
     # --- training ---------------------------------------------------------------------------------------------
-
-    def stepped(self) -> None:
-        """Count a step of this worker; the optimizer calls it after each."""
-        assert self.trainee is not None
-        self.clock.step(self.trainee.batch_size)
-        self.reporter.stepped(self.worker_index, self.trainee, self.clock.last_s)
 
     def settle(self) -> None:
         """Take the answer of the last push, unless this is a forked child."""

@@ -107,7 +107,6 @@ class TrainingStep(ABC):
         self.discarded = 0
         self.not_finite = 0
         self._not_finite_in_a_row = 0
-        self.batch_size = 0  # of the loader; 0: it does not say
         self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
         self._weight = 0.0
         self._sent_weight: float | None = 0.0

@@ -8,7 +8,7 @@ import torch
 from paceline.frameworks.torch.data import _Counted
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import EPOCH, Position
-from paceline.worker.position import Nothing, NoWorker, Progress
+from paceline.worker.position import NoWorker, Own, Progress
 
 
 class Batches:
@@ -76,7 +76,7 @@ def test_what_the_script_saves_after_its_pass_goes_on_with_the_next_epoch() -> N
         assert (position.epoch, position.batch) == (epoch + 1, 0)
 
 
-class Counting(Nothing):
+class Counting(Own):
     """Options that change with every push; `goes_on` as in Keras, or not."""
 
     def __init__(self, goes_on: bool) -> None:

@@ -1,7 +1,7 @@
-"""WHERE is this worker in its data? Epoch, pass and batch between two steps, and how to go on from there.
+"""Follow a worker through its data: epoch, pass and batch between two steps, and where to go on from.
 
-Told by ctx.epochs, ctx.steps and the prepared loader; asked by checkpoints and heartbeats. No framework: generators and
-options come in through `Own`. Must cost nothing between two saves: a few comparisons a step.
+Driven by ctx.epochs, ctx.steps and the prepared loader; read by checkpoints and heartbeats. No framework: generators
+and options come in through `Own`. Must cost nothing between two saves: a few comparisons a step.
 
 A *boundary* is where the next step begins: ctx.epochs' or ctx.steps' next value, or the loader's next batch. A position
 is taken at the first one after a push, because there nothing of a step is half done: the answer to that push may still
@@ -33,36 +33,24 @@ Count = SupportsIndex | SupportsFloat  # 60000 / 100 is a float, and a whole num
 MAX_COUNT = (1 << 63) - 1
 
 
-class Own(Protocol):
-    """What belongs to the framework: random generators, schedulers, options of the optimizer."""
+class Own:
+    """What belongs to the framework: random generators, schedulers, options of the optimizer. Here: none of it."""
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the options count the steps that were made, also those of an epoch that begins again."""
-        ...
-
-    def capture(self) -> Rng: ...
-
-    def restore(self, states: Mapping[str, bytes]) -> None: ...
-
-    def options(self) -> tuple[list[dict[str, object] | None], list[dict[str, object]]]:
-        """The schedulers' states and the optimizer's groups."""
-        ...
-
-
-class Nothing:
-    """A worker that has none of it yet."""
-
-    goes_on = False
+    goes_on = False  # the options count all steps that were made, also those of an epoch that begins again
 
     def capture(self) -> Rng:
+        """Return the states of the random generators."""
         return {}
 
     def restore(self, states: Mapping[str, bytes]) -> None:
-        pass
+        """Set the random generators to these states."""
 
     def options(self) -> tuple[list[dict[str, object] | None], list[dict[str, object]]]:
+        """Return the schedulers' states and the options of the optimizer's groups."""
         return [], []
+
+    def load(self, position: Position) -> None:
+        """Set the options and schedulers to those of the position."""
 
 
 class Trains(Protocol):
@@ -101,7 +89,7 @@ class Progress:
     def __init__(self, worker: int, trains: Trains | None = None) -> None:
         self._worker = worker
         self._trains: Trains = trains or NoWorker()
-        self.own: Own = Nothing()
+        self.own = Own()
         self.epoch = 0
         self.passes = 0  # which pass over the loader the next batch belongs to
         self.batch = 0  # batches taken in it
@@ -254,7 +242,10 @@ class Progress:
             self._has_pushed, self._kind = False, kind
             self._stood, self._stood_done = (self.epoch, self.passes, self.batch), self._done_here()
             if self._armed or self._is_asked or is_last:
-                self._tell(kind)
+                self._last, self._is_asked = self.here(kind, self._armed), False
+                if self._armed:
+                    self._armed = 0
+                    self._trains.send_position(self._last)
 
     # --- saving -----------------------------------------------------------------------------------------------
 
@@ -264,19 +255,11 @@ class Progress:
 
     def pushed(self) -> None:
         if self._armed:  # a loop without a boundary: send the numbers, without random states
-            self._send(self._numbers(self._armed))
+            self._trains.send_position(self._numbers(self._armed))
             self._armed = 0
         self._has_pushed = True
         if self._announced:
             self._armed, self._announced = self._announced, 0
-
-    def _tell(self, kind: str) -> None:
-        """Take the position; send it if an update is to be saved with it."""
-        position = self.here(kind, self._armed)
-        self._last, self._is_asked = position, False
-        if self._armed:
-            self._armed = 0
-            self._send(position)
 
     def here(self, kind: str, version: int) -> Position:
         """Return the position here, with everything that going on from it needs."""
@@ -288,7 +271,7 @@ class Progress:
             start = self._start if self.is_in_pass else {}
         return Position(
             self._worker, version, *numbers, self._trains.steps_done(), kind, self.own.capture(), start, schedulers,
-            groups, self._trains.samples_done(), self._done_here(), self._told_loop(),
+            groups, self._trains.samples_done(), self._done_here(), self._loop_fields(),
         )  # fmt: skip
 
     def _done_here(self) -> int:
@@ -299,9 +282,9 @@ class Progress:
     def _is_taken(self) -> bool:
         return self.length is not None and self.is_in_pass and self.batch >= self.length > 0
 
-    def _told_loop(self) -> dict[str, str | int]:
-        told: dict[str, str | int] = msgspec.to_builtins(self.loop) if self.loop.kind else {}
-        return told
+    def _loop_fields(self) -> dict[str, str | int]:
+        fields: dict[str, str | int] = msgspec.to_builtins(self.loop) if self.loop.kind else {}
+        return fields
 
     def at_end(self, version: int) -> Position:
         """Return where the next step would begin, for the last checkpoint or one that the script asks for."""
@@ -313,15 +296,9 @@ class Progress:
         return self._numbers(version)
 
     def _numbers(self, version: int) -> Position:
-        schedulers, groups = self._rough_options()
+        # The batches of an epoch may not be seen. It begins again, with the options that it began with.
+        schedulers, groups = self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
         return self._rough(version, self._stood, schedulers, groups)
-
-    def _rough_options(self) -> tuple[Schedulers, Groups]:
-        """Return the options for an epoch whose batches are not seen. It begins again, so they are as when it began."""
-        return self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
-
-    def _send(self, position: Position) -> None:
-        self._trains.send_position(position)
 
     # --- heartbeats: another thread asks ----------------------------------------------------------------------
 
@@ -339,7 +316,7 @@ class Progress:
         return Position(
             self._worker, version, *stood, self._trains.steps_done(), schedulers=schedulers, groups=groups,
             samples=self._trains.samples_done(),
-            done=self._stood_done, loop=self._told_loop(),
+            done=self._stood_done, loop=self._loop_fields(),
         )  # fmt: skip
 
     def _options_at(self, stood: tuple[int, int, int]) -> tuple[Schedulers, Groups] | None:

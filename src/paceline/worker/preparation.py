@@ -18,6 +18,7 @@ from paceline.worker.ending import end_for_good
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import is_of_keras, keras_module, torch_module
 from paceline.worker.link import ClosedAlready
+from paceline.worker.position import Own
 from paceline.worker.restoring import Restored
 from paceline.worker.training_step import TrainingStep
 
@@ -36,12 +37,6 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool, names
     else:
         prepared = torch_module("preparation").prepare(session, objects, shard)
     return prepared[0] if len(prepared) == 1 else tuple(prepared)
-
-
-class Own(Protocol):
-    """The part of a worker's position that its framework keeps: random generators, schedulers, options."""
-
-    def load(self, position: m.Position) -> None: ...
 
 
 class Binding(Protocol):

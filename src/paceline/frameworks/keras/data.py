@@ -1,10 +1,10 @@
-"""WHICH batches of a tf.data set does this worker take? Every n-th; the last round, if it is short, repeats its own.
+"""Share a tf.data set out: each worker takes every n-th batch; a last round that is short repeats its own.
 
 Called by ctx.prepare with a tf.data.Dataset. What comes back is one, too, for loops and for model.fit. Must never
 change what a single worker would see.
 
-INVARIANT: a pass reads the set once. A shuffled set draws the order of the next pass whenever somebody begins to read
-it; who began once more, to fill the last round from the start, would have other orders than the others from then on.
+INVARIANT: a pass reads the set once. A shuffled set draws the order of the next pass whenever it begins to be read. A
+worker that read it once more, to fill the last round from the start, would have other orders than the others.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ORDER = (
 
 
 def share(dataset: Any, worker: int, num_workers: int, data: str, say: Callable[[str], None]) -> Any:
-    """This worker's share; the same set when it is alone or told to take everything."""
+    """Return this worker's share; the same set if it is alone or takes everything."""
     if num_workers == 1 or data == "full":
         return dataset
     say(ORDER)
@@ -44,7 +44,7 @@ def share(dataset: Any, worker: int, num_workers: int, data: str, say: Callable[
 
 
 def batch_size_of(dataset: Any) -> int:
-    """How many samples a batch has, as far as the set says; 0 when it does not."""
+    """Return how many samples a batch has, as far as the set says; 0 if it does not."""
     spec = dataset.element_spec
     while isinstance(spec, tuple | list | dict) and spec:
         spec = next(iter(spec.values())) if isinstance(spec, dict) else spec[0]
@@ -55,7 +55,7 @@ def batch_size_of(dataset: Any) -> int:
 
 
 def _declared(dataset: Any) -> int:
-    """What batch(n) was told, where a last batch may be smaller."""
+    """Return the n of batch(n), whose last batch may be smaller."""
     while dataset is not None:
         size = getattr(dataset, "_batch_size", None)
         if size is not None:

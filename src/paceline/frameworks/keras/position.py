@@ -1,4 +1,4 @@
-"""WHAT of Keras belongs to a worker's position? Seed generators, the count of iterations, a learning rate.
+"""Save and restore what of Keras belongs to a worker's position: seed generators, iterations and a learning rate.
 
 Made by frameworks/keras/preparation, used by worker/position. A schedule is a function of the iterations, so it goes
 on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
@@ -11,12 +11,13 @@ import keras
 import numpy as np
 
 from paceline.wire.messages import Position
+from paceline.worker.position import Own
 
 SEED = "seed_generator_state"
 
 
-class KerasOwn:
-    """One worker's."""
+class KerasOwn(Own):
+    """The seeds and options of one worker."""
 
     goes_on = True  # what the ps remember is of as many steps as were made, and a schedule of as many iterations
 
@@ -41,7 +42,6 @@ class KerasOwn:
         return [], [said]
 
     def load(self, position: Position) -> None:
-        """The options that were in use there."""
         said = (position.groups or [{}])[0]
         iterations, lr = said.get("iterations"), said.get("lr")
         if isinstance(iterations, int):

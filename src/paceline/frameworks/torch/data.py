@@ -1,6 +1,6 @@
-"""WHICH batches does this worker take? The set shared out: the same permutation for all, every n-th batch for each.
+"""Share a DataLoader out: all workers take the same permutation, and each takes every n-th batch of it.
 
-Called by ctx.prepare with a DataLoader. Must never change what a single worker would see.
+Called by ctx.prepare. Must never change what a single worker would see.
 """
 
 import copy
@@ -33,44 +33,52 @@ from paceline.worker.script import script_line
 Place = Callable[[], tuple[int, int]]  # which worker, of how many
 
 
-class SharedBatches:
-    """Batches of indices: worker i of n takes batches i, i+n, i+2n, …; the last round is filled by wrapping.
+class Shared:
+    """Batches of which worker i of n takes i, i+n, i+2n, …; the last round is filled by wrapping."""
+
+    def __init__(self, worker: int, num_workers: int, seed: int, place: Place | None) -> None:
+        self.epoch = 0
+        self._worker, self._num_workers = worker, num_workers
+        self._seed = seed
+        self._place = place
+
+    def __len__(self) -> int:
+        return -(-self._num_batches() // self._num_workers)
+
+    def _num_batches(self) -> int:
+        raise NotImplementedError
+
+    def _begin(self) -> int:
+        """Begin an epoch, at this worker's place in it; return the seed of its order."""
+        if self._place is not None:
+            self._worker, self._num_workers = self._place()
+        self.epoch += 1
+        return self._seed + self.epoch - 1
+
+
+class SharedBatches(Shared):
+    """Batches of indices, made here.
 
     >>> [list(SharedBatches(5, 1, False, w, 2, seed=0)) for w in (0, 1)]
     [[[0], [2], [4]], [[1], [3], [0]]]
     """
 
     def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        shuffle: bool,
-        worker: int,
-        num_workers: int,
-        seed: int,
-        drop_last: bool = False,
-        place: Place | None = None,
-    ) -> None:
+        self, size: int, batch_size: int, shuffle: bool, worker: int, num_workers: int, seed: int,
+        drop_last: bool = False, place: Place | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(worker, num_workers, seed, place)
         self.batch_size = batch_size
-        self.epoch = 0
         self._size = size
         self._shuffle = shuffle
-        self._worker = worker
-        self._num_workers = num_workers
-        self._seed = seed
         self._drop_last = drop_last
-        self._place = place
         self.skip = 0  # batches that were taken before a restart, of the next epoch to begin
 
-    def __len__(self) -> int:
-        return -(-self._num_batches() // self._num_workers)
-
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order()
-        self.epoch += 1
+        order, seed = list(range(self._size)), self._begin()
         skip, self.skip = self.skip, 0
-        if self._place is not None:
-            self._worker, self._num_workers = self._place()
+        if self._shuffle:
+            order = torch.randperm(self._size, generator=torch.Generator().manual_seed(seed)).tolist()
         count = self._num_batches()
         begin = self._worker + skip * self._num_workers
         for first in range(begin, len(self) * self._num_workers, self._num_workers):
@@ -78,41 +86,25 @@ class SharedBatches:
             yield order[start : start + self.batch_size]
 
     def _num_batches(self) -> int:
-        if self._drop_last:
-            return self._size // self.batch_size
-        return -(-self._size // self.batch_size)
-
-    def _order(self) -> list[int]:
-        if not self._shuffle:
-            return list(range(self._size))
-        generator = torch.Generator().manual_seed(self._seed + self.epoch)
-        order: list[int] = torch.randperm(self._size, generator=generator).tolist()
-        return order
+        return self._size // self.batch_size if self._drop_last else -(-self._size // self.batch_size)
 
 
-class EveryNth:
-    """Every n-th batch of the user's own batch sampler, whose order must be the same on all workers. What it draws from
-    the global generators is: they are exchanged for common ones meanwhile."""
+class EveryNth(Shared):
+    """Batches of the user's own batch sampler, whose order must be the same on all workers. What it draws from the
+    global generators is: they are exchanged for common ones meanwhile."""
 
     def __init__(self, batches: Any, worker: int, num_workers: int, place: Place | None = None, seed: int = 0) -> None:
-        self.epoch = 0
-        self._seed = seed
+        super().__init__(worker, num_workers, seed, place)
         self.of_script = batches
-        self._worker = worker
-        self._num_workers = num_workers
-        self._place = place
 
-    def __len__(self) -> int:
-        return -(-len(self.of_script) // self._num_workers)
+    def _num_batches(self) -> int:
+        return len(self.of_script)
 
     def __iter__(self) -> Iterator[Sequence[int]]:
-        if self._place is not None:
-            self._worker, self._num_workers = self._place()
+        apart = torch_rng.Apart(self._begin(), _draws_from_torch(self.of_script))
         count = 0
         kept: list[Sequence[int]] = []
-        drawn = drawing(self.of_script, torch_rng.Apart(self._seed + self.epoch, _draws_from_torch(self.of_script)))
-        self.epoch += 1
-        for batch in drawn:
+        for batch in drawing(self.of_script, apart):
             if count < self._num_workers:
                 kept.append(batch)
             if count % self._num_workers == self._worker:
@@ -136,15 +128,10 @@ def drawing(batches: Iterable[Sequence[int]], apart: torch_rng.Apart) -> Iterato
 
 
 def share(
-    loader: DataLoader[Any],
-    worker: int,
-    num_workers: int,
-    seed: int,
-    data: str,
-    say: Callable[[str], None],
+    loader: DataLoader[Any], worker: int, num_workers: int, seed: int, data: str, say: Callable[[str], None],
     place: Place | None = None,
-) -> DataLoader[Any]:
-    """The loader this worker iterates: the same one when it is alone or told to take everything, else its share.
+) -> DataLoader[Any]:  # fmt: skip
+    """Return the loader that this worker iterates: the same one if it is alone or takes everything, else its share.
     `place` says at the start of every epoch which worker of how many this is, where workers come and go."""
     if num_workers == 1 or data == "full":
         return loader
@@ -191,7 +178,7 @@ def _draws_from_torch(batches: object) -> bool:
 
 
 def _takes_all_once(sampler: object) -> bool:
-    """Whether torch's own sampler gives every index once: not with replacement, nor another number of them."""
+    """Tell whether torch's own sampler gives every index once: not with replacement, nor another number of them."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) is SequentialSampler
@@ -216,12 +203,9 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
 
 
 def note_epochs(
-    loader: DataLoader[Any],
-    clock: StepClock,
-    on_pass: Callable[[], GradientSamples | None] | None = None,
-    progress: Progress | None = None,
-    has_weights: bool = False,
-) -> DataLoader[Any]:
+    loader: DataLoader[Any], clock: StepClock, on_pass: Callable[[], GradientSamples | None] | None = None,
+    progress: Progress | None = None, has_weights: bool = False,
+) -> DataLoader[Any]:  # fmt: skip
     """Tell the clock when an epoch starts and how long training waits for data, without changing what the loader gives:
     its class becomes a subclass of its own. `on_pass` is called when a pass of the training begins, and returns what is
     told of its batches; with `has_weights` also how many samples they have. With `progress`, a pass that was begun
@@ -248,13 +232,12 @@ def note_epochs(
 
 def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progress) -> Any:
     """Return the loader's own iterator, of a new pass, or of a pass before a restart behind its taken batches."""
-    batches_of = loader.batch_sampler
-    counting = batches_of if isinstance(batches_of, SharedBatches | EveryNth) else None
-    shared = batches_of if isinstance(batches_of, SharedBatches) else None
-    resumed = progress.begin_pass(counting.epoch if counting is not None else None)
-    if resumed is not None and counting is not None:
-        counting.epoch = resumed.passes
-    if resumed is not None and shared is not None:
+    shared = loader.batch_sampler
+    resumed = progress.begin_pass(shared.epoch if isinstance(shared, Shared) else None)
+    if resumed is not None and isinstance(shared, Shared):
+        shared.epoch = resumed.passes
+    can_skip = isinstance(shared, SharedBatches)
+    if resumed is not None and isinstance(shared, SharedBatches):
         shared.skip = resumed.batch
     if resumed is None or not (resumed.start or resumed.batch):
         return base.__iter__(loader)
@@ -265,7 +248,7 @@ def _pass(loader: DataLoader[Any], base: type[DataLoader[Any]], progress: Progre
     if isinstance(loader.dataset, IterableDataset):
         indices = None  # its own indices say nothing: the batches themselves are to be passed over
     sizes = sizes_of(batches)
-    for _ in range(0 if shared is not None else resumed.batch):
+    for _ in range(0 if can_skip else resumed.batch):
         if next(batches if indices is None else indices, None) is None:
             break
         if sizes is not None:
@@ -299,7 +282,11 @@ class _Counted:
     def _take(self, batches: Any) -> None:
         self._batches = batches
         self._sizes = sizes_of(batches)
-        self._count = self._progress.length = _length(batches)
+        try:
+            self._count: int | None = len(batches)
+        except TypeError:
+            self._count = None  # an iterable dataset may not know
+        self._progress.length = self._count
 
     def __iter__(self) -> "_Counted":
         return self
@@ -342,14 +329,7 @@ class _Counted:
         return getattr(self._batches, name)
 
 
-def _length(batches: Any) -> int | None:
-    try:
-        return len(batches)
-    except TypeError:
-        return None  # an iterable dataset may not know
-
-
 def batch_size_of(loader: DataLoader[Any]) -> int:
-    """How many samples a batch has, as far as the loader says; 0 when it does not."""
+    """Return how many samples a batch has, as far as the loader says; 0 if it does not."""
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     return int(size or 0)

@@ -1,4 +1,4 @@
-"""WHAT of PyTorch belongs to a worker's position? Random generators, schedulers' states, the optimizer's options.
+"""Save and restore what of PyTorch belongs to a worker's position: generators, schedulers and options.
 
 Made by frameworks/torch/preparation, used by worker/position. What cannot be saved is said once, and starts anew after
 a restart.
@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader
 from paceline.frameworks.torch import rng as torch_rng
 from paceline.wire.messages import Position
 from paceline.worker.options import load_groups, load_scheduler, saved_groups, saved_scheduler
+from paceline.worker.position import Own
 
 
-class TorchOwn:
-    """One worker's."""
-
-    goes_on = False  # a scheduler may count on the steps of an epoch
+class TorchOwn(Own):
+    """The generators, schedulers and options of one worker. A scheduler may count on the steps of an epoch."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedulers: Sequence[Any], say: Callable[[str], None]) -> None:
         self._optimizer = optimizer
@@ -30,7 +29,7 @@ class TorchOwn:
         self._said: set[int] = set()
 
     def follow(self, loader: DataLoader[Any]) -> None:
-        """Its own generators, and its samplers', are part of where we are."""
+        """Save the generators of this loader and of its samplers, too."""
         batches = getattr(loader.batch_sampler, "of_script", loader.batch_sampler)
         sampler = getattr(batches, "sampler", loader.sampler)
         for name, owner in (("loader", loader), ("batches", batches), ("sampler", sampler)):
@@ -61,7 +60,6 @@ class TorchOwn:
         return told, saved_groups(self._optimizer)
 
     def load(self, position: Position) -> None:
-        """The options and schedulers that were in use there."""
         groups = position.groups or []
         if groups and not load_groups(self._optimizer, groups):
             self._say(

@@ -5,7 +5,7 @@ Made by a framework's worker file, sent once at join, compared by every ps. Must
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -133,6 +133,11 @@ class Layout(msgspec.Struct, frozen=True, dict=True):
 def align(size_bytes: int) -> int:
     """The next multiple of ALIGN_BYTES."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def widest_first(specs: Iterable[TensorSpec]) -> Layout:
+    """Return the layout of these tensors, in which the flat memory holds one run of each dtype."""
+    return Layout(tuple(sorted(specs, key=lambda spec: -ITEM_BYTES[spec.dtype])))
 
 
 def offsets_of(tensors: Sequence[TensorSpec]) -> list[int]:

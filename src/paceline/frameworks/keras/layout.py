@@ -1,4 +1,4 @@
-"""WHAT of a Keras model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
+"""Describe a Keras model and its optimizer to a ps: the layout, and the optimizer's name and numbers.
 
 Used by frameworks/keras/training_step, frameworks/keras/preparation and frameworks/keras/checkpoint. Numbers travel,
 code never does. Imports neither Keras nor TensorFlow: it looks at what it is given.
@@ -8,6 +8,7 @@ it, and where that has its axes in another order: {"dense/kernel": ("0.weight", 
 The layout follows the order of `names`, and the ps then run torch's formulas.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from paceline.errors import UsageError
 from paceline.frameworks.keras.constraints import constraint_of
-from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, widest_first
 from paceline.wire.messages import OptimizerSpec, Options
 
 # Keras's class -> the options that are numbers of its own, under Keras's names.
@@ -46,11 +47,11 @@ class Weight:
     axes: tuple[int, ...]
 
     def as_own(self, view: Any) -> Any:
-        """A numpy view in the layout's order of axes, seen in the model's own order."""
+        """View an array that has the layout's order of axes in the model's own order."""
         return view if self.is_plain else view.transpose(np.argsort(self.axes))
 
     def as_laid_out(self, values: Any) -> Any:
-        """The other way."""
+        """View an array that has the model's order of axes in the layout's."""
         return values if self.is_plain else values.transpose(self.axes)
 
     @property
@@ -59,7 +60,7 @@ class Weight:
 
 
 def describe(model: Any, optimizer: Any, names: Names | None) -> tuple[Layout, dict[str, Weight]]:
-    """The layout of a model, and its weights by the layout's names. `optimizer`: if it is to run on the ps."""
+    """Return the layout of a model, and its weights by the layout's names. `optimizer`: if it is to run on the ps."""
     named = _named(model, names)
     if not model.trainable_weights:
         raise UsageError(
@@ -77,14 +78,12 @@ def describe(model: Any, optimizer: Any, names: Names | None) -> tuple[Layout, d
         elif id(variable) in buffers:
             spec = replace(spec, buffer=buffers[id(variable)])
         weights[name] = Weight(spec, variable, axes)
-    # Widest first, so that the flat memory holds one run a dtype.
-    specs = sorted((w.spec for w in weights.values()), key=lambda s: -ITEM_BYTES[s.dtype])
-    return Layout(tuple(specs)), weights
+    return widest_first(w.spec for w in weights.values()), weights
 
 
 def _buffers(model: Any) -> dict[int, Literal["plain", "statistic"]]:
-    """What layers never train, by the ids of their variables: state of each worker's own, as torch's buffers are. Those
-    of a frozen layer that could be trained are parameters."""
+    """Return what layers never train, by the ids of their variables: state of each worker's own, as torch's buffers
+    are. Those of a frozen layer that could be trained are parameters."""
     found: dict[int, Literal["plain", "statistic"]] = {}
     for layer in model._flatten_layers():
         is_norm = any(
@@ -97,12 +96,12 @@ def _buffers(model: Any) -> dict[int, Literal["plain", "statistic"]]:
 
 
 def weights_of(model: Any, names: Names | None) -> dict[str, Weight]:
-    """The weights by the layout's names, whether they are trained or not."""
+    """Return the weights by the layout's names, whether they are trained or not."""
     return {name: Weight(_spec(name, v, axes, -1), v, axes) for name, axes, v in _named(model, names)}
 
 
 def _named(model: Any, names: Names | None) -> list[tuple[str, tuple[int, ...], Any]]:
-    """Every variable once (a shared layer's too), with its name and axes in the layout."""
+    """Return every variable once (a shared layer's too), with its name and axes in the layout."""
     if not model.built or not model.weights:
         raise UsageError(
             f"the model {type(model).__name__} is not built yet, so nobody knows its weights: give it a keras.Input, "
@@ -135,25 +134,22 @@ def _spec(name: str, variable: Any, axes: tuple[int, ...], group: int) -> Tensor
     if variable.dtype not in ITEM_BYTES:
         raise UsageError(f"{name} has dtype {variable.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
     shape = tuple(int(variable.shape[axis]) for axis in axes)
-    stride, step = [], 1
-    for extent in reversed(shape):
-        stride.append(step)
-        step *= max(1, extent)
-    return TensorSpec(name, shape, tuple(reversed(stride)), variable.dtype, group)
+    stride = tuple(math.prod(max(1, extent) for extent in shape[axis + 1 :]) for axis in range(len(shape)))
+    return TensorSpec(name, shape, stride, variable.dtype, group)
 
 
 def _group(optimizer: Any, variable: Any) -> int:
-    """0, or 1 for what exclude_from_weight_decay() names, also while there is no decay: there may be some later."""
+    """Return 1 for what exclude_from_weight_decay() names, also without a decay, which may come later; else 0."""
     return 0 if optimizer is None or optimizer._use_weight_decay(variable) else 1
 
 
 def num_groups(layout: Layout) -> int:
-    """As many as there are with tensors in them, as in torch; it stays so, whatever the options become."""
+    """Count the groups with tensors in them, as in torch; it stays so, whatever the options become."""
     return 1 + max(t.group for t in layout.trained)
 
 
 def optimizer_spec(optimizer: Any, groups: int, as_torch: bool) -> OptimizerSpec:
-    """Name and numbers of a Keras optimizer, as a ps takes them."""
+    """Return the name and the numbers of a Keras optimizer, as a ps takes them."""
     kind = type(optimizer).__name__
     if kind not in MAPPED or not type(optimizer).__module__.startswith("keras."):
         raise UsageError(
@@ -178,12 +174,12 @@ def refuse_extras(optimizer: Any) -> None:
 
 
 def learning_rate(optimizer: Any) -> float:
-    """As it is now; of a schedule: at this iteration."""
+    """Return the learning rate as it is now; of a schedule, at this iteration."""
     return float(optimizer.learning_rate)
 
 
 def group_options(optimizer: Any, lr: float, groups: int, as_torch: bool) -> list[Options]:
-    """The options of each group: with weight decay, and without."""
+    """Return the options of each group: with weight decay, and without."""
     made = _torch_options if as_torch else _options
     return [made(optimizer, lr, decay) for decay in (float(optimizer.weight_decay or 0.0), 0.0)[:groups]]
 
@@ -194,7 +190,7 @@ def _options(optimizer: Any, lr: float, decay: float) -> Options:
 
 
 def _torch_options(optimizer: Any, lr: float, decay: float) -> Options:
-    """The same wish in torch's words. Torch has its epsilon, and its lr beside the momentum, elsewhere."""
+    """Say the same in torch's words. Torch has its epsilon, and its lr beside the momentum, elsewhere."""
     plain: Options = {"lr": lr, "foreach": None, "maximize": False, "differentiable": False, "fused": None}
     kind = type(optimizer).__name__
     if kind == "SGD":

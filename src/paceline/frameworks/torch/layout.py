@@ -1,19 +1,18 @@
-"""WHAT of a PyTorch model and its optimizer does a ps need to know? The layout, and the optimizer's name and numbers.
+"""Describe a PyTorch model and its optimizer to a ps: the layout, and the optimizer's name and numbers.
 
 Used by frameworks/torch/training_step and frameworks/torch/preparation. Numbers travel, code never does.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.errors import UsageError
 from paceline.frameworks.torch.carried import statistics_of
 from paceline.frameworks.torch.constraints import constraint_of
-from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
+from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, widest_first
 from paceline.views import NAMES
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.script import script_line
@@ -31,7 +30,7 @@ NOT_ON_PS = {
 
 
 def optimizer_spec(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    """Name and numbers of an optimizer, as a ps takes them."""
+    """Return the name and the numbers of an optimizer, as a ps takes them."""
     if type(optimizer) not in SUPPORTED:
         names = ", ".join(cls.__name__ for cls in SUPPORTED)
         raise UsageError(
@@ -53,20 +52,20 @@ def check_options(optimizer: torch.optim.Optimizer) -> None:
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[Options]:
-    """The options of each parameter group now, without what schedulers keep there for themselves."""
+    """Return the options of each parameter group now, without what schedulers keep there for themselves."""
     names = optimizer.defaults
     return [{n: plain(v) for n, v in group.items() if n in names} for group in optimizer.param_groups]
 
 
 def plain(value: Any) -> Any:
-    """An option as it travels: torch's and numpy's numbers become Python's."""
+    """Convert an option as it travels: torch's and numpy's numbers become Python's."""
     if isinstance(value, tuple | list):
         return [plain(v) for v in value]
     return value.item() if hasattr(value, "item") else value
 
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
-    """The layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
+    """Return the layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
     _check_initialised(model)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     tensors: dict[str, torch.Tensor] = {}
@@ -79,20 +78,12 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout
         if id(tensor) not in seen:
             seen.add(id(tensor))
             tensors[name] = tensor
-    specs = [_spec(name, tensor, group_of.get(id(tensor), -1)) for name, tensor in tensors.items()]
-    buffers, statistics = {id(b) for b in model.buffers()}, statistics_of(model)
-    specs = [
-        replace(s, buffer="statistic" if id(tensors[s.name]) in statistics else "plain")
-        if id(tensors[s.name]) in buffers and not s.is_trained
-        else s
-        for s in specs
-    ]
-    of_model = {id(p) for p in model.parameters()}
-    if not of_model & group_of.keys():
+    buffers: dict[int, Literal["plain", "statistic"]] = {id(b): "plain" for b in model.buffers()}
+    buffers |= dict.fromkeys(statistics_of(model), "statistic")
+    specs = [_spec(n, t, group_of.get(id(t), -1), buffers.get(id(t), "")) for n, t in tensors.items()]
+    if not {id(p) for p in model.parameters()} & group_of.keys():
         raise UsageError("the optimizer holds none of this model's parameters, so training would not change the model")
-    # Widest first, so that the flat memory holds one run a dtype.
-    specs.sort(key=lambda s: -ITEM_BYTES[s.dtype])
-    return Layout(tuple(specs)), tensors
+    return widest_first(specs), tensors
 
 
 def _check_initialised(model: nn.Module) -> None:
@@ -104,14 +95,16 @@ def _check_initialised(model: nn.Module) -> None:
             )
 
 
-def _spec(name: str, tensor: torch.Tensor, group: int) -> TensorSpec:
+def _spec(name: str, tensor: torch.Tensor, group: int, buffer: Literal["", "plain", "statistic"]) -> TensorSpec:
     if tensor.is_meta:
         raise UsageError(f"{name} is on the device meta and has no values yet: fill it before prepare()")
     if tensor.dtype not in NAMES:
         raise UsageError(f"{name} has dtype {tensor.dtype}, which cannot be sent: use one of {', '.join(ITEM_BYTES)}")
     stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-    constraint = constraint_of(tensor) if group >= 0 else None
-    return TensorSpec(name, tuple(tensor.shape), tuple(stride), NAMES[tensor.dtype], group, constraint)
+    shape, dtype = tuple(tensor.shape), NAMES[tensor.dtype]
+    if group < 0:
+        return TensorSpec(name, shape, tuple(stride), dtype, buffer=buffer)
+    return TensorSpec(name, shape, tuple(stride), dtype, group, constraint_of(tensor))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""WHAT does a PyTorch worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
+"""Bind a PyTorch model and its optimizer to the cluster: both stay the user's own, and the ps owns the numbers.
 
-Made by `ctx.prepare`. worker/training_step has what every framework shares; here are torch's tensors: parameters that
-are views of the arena, gradients, and what a script may do to both between two steps.
+Made by ctx.prepare. worker/training_step has what every framework shares; here are torch's tensors: parameters that are
+views of the arena, gradients, and what a script may do to both between two steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,51 +51,39 @@ class TorchStep(TrainingStep):
         if len(devices) != 1:
             raise UsageError(f"the trained parameters are on {len(devices)} devices; a worker trains on one")
         self.device = devices.pop()
-        self._on_device: torch.Tensor | None = None
         self._carried = Carried(model, {t.name: self.tensors[t.name] for t in layout.carried}, lambda s: self._say(s))
-        untrained = {t.name: self.tensors[t.name] for t in layout.carried if not t.buffer}
-        self._others = OtherTraining(untrained)
+        self._others = OtherTraining({t.name: self.tensors[t.name] for t in layout.carried if not t.buffer})
         self.alias_line = check_alone(self.tensors, self.parameters)
-        self._bind()
-        self.state = OptimizerState(self._fetched_state)
+        # On an accelerator the parameters lie on one block there, and the arena is its mirror.
+        self._in_arena = flat(self.arena.memory, "uint8", 0, self.plan.total_bytes)
+        is_on_host = self.device.type == "cpu"
+        self._block = self._in_arena if is_on_host else torch.zeros_like(self._in_arena, device=self.device)
+        self._is_mirrored = not is_on_host
+        offsets = self.plan.tensor_offsets()
+        starts = [offsets.get(index, 0) for index in range(len(self.parameters))]
+        parts = [slice(s, s + spec.size_bytes) for s, spec in zip(starts, self.layout.trained, strict=True)]
+
+        def make_view(index: int) -> torch.Tensor:
+            spec = self.layout.trained[index]
+            vector = self._block[parts[index]].view(DTYPES[spec.dtype])
+            if is_on_host:  # each on a storage of its own, as torch.save and share_memory() see it
+                vector = flat(self.arena.memory, spec.dtype, starts[index], spec.numel)
+            return shaped(vector, spec.shape, spec.stride)
+
+        self._places = Places(model, optimizer, [t.name for t in layout.trained], self.parameters, make_view)
+        self.fill_arena()
+        self.writes: Writes = MemoryWrites([self.arena.memory[part] for part in parts])
+        if self._is_mirrored:
+            self.writes = DeviceWrites(self._block, self._in_arena, parts)
+        self.state = OptimizerState(lambda: states_of(self.slots(), self.layout, self.parameters))
         self._option_names = tuple(optimizer.defaults)
         self._sent_options = self._option_values()
 
     def make_spec(self) -> OptimizerSpec:
-        """What the ps shall run."""
+        """Return the optimizer that the ps shall run."""
         return optimizer_spec(self.optimizer)
 
     # --- memory -----------------------------------------------------------------------------------------------
-
-    def _bind(self) -> None:
-        """Lay the trained parameters on the arena (on an accelerator: on one block there, the arena is its mirror)."""
-        if self.device.type != "cpu":
-            self._on_device = torch.zeros(self.plan.total_bytes, dtype=torch.uint8, device=self.device)
-        offsets = self.plan.tensor_offsets()
-        trained = self.layout.trained
-
-        def make_view(index: int) -> torch.Tensor:
-            return self._typed(trained[index], offsets.get(index, 0))
-
-        self._places = Places(self.model, self.optimizer, [t.name for t in trained], self.parameters, make_view)
-        self.fill_arena()
-        self.writes = self._watch(offsets)
-
-    def _watch(self, offsets: dict[int, int]) -> Writes:
-        """Make what finds the script's own writes into the parameters."""
-        starts = [offsets.get(index, 0) for index in range(len(self.parameters))]
-        parts = [slice(s, s + spec.size_bytes) for s, spec in zip(starts, self.layout.trained, strict=True)]
-        if self._on_device is not None:
-            pulled = flat(self.arena.memory, "uint8", 0, self.plan.total_bytes)
-            return DeviceWrites(self._on_device, pulled, parts)
-        return MemoryWrites([self.arena.memory[part] for part in parts])
-
-    def _typed(self, spec: TensorSpec, offset: int) -> torch.Tensor:
-        if self._on_device is None:
-            vector = flat(self.arena.memory, spec.dtype, offset, spec.numel)
-        else:
-            vector = self._on_device[offset : offset + spec.size_bytes].view(DTYPES[spec.dtype])
-        return shaped(vector, spec.shape, spec.stride)
 
     def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
         return self._carried.block(specs, offsets, size_bytes)
@@ -116,12 +104,12 @@ class TorchStep(TrainingStep):
             self._say(f"paceline: buffers with persistent=False that have the chief's values now: {listed(changed)}")
 
     def mirror(self) -> None:
-        if self._on_device is not None:
-            self._on_device.copy_(flat(self.arena.memory, "uint8", 0, self.plan.total_bytes))
+        if self._is_mirrored:
+            self._block.copy_(self._in_arena)
 
     def fill_arena(self) -> None:
-        if self._on_device is not None:
-            flat(self.arena.memory, "uint8", 0, self.plan.total_bytes).copy_(self._on_device)
+        if self._is_mirrored:
+            self._in_arena.copy_(self._block)
 
     # --- connecting -------------------------------------------------------------------------------------------
 
@@ -129,30 +117,23 @@ class TorchStep(TrainingStep):
         """Find the slots, take the parameters of the ps, and call `on_load` when the script loads first values."""
         self.find_slots()
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
-        self._overlap = self._make_overlap()
+        if self._me.overlaps:
+            assert isinstance(self._outgoing, Outgoing)
+            self._overlap = Overlap(self.client, self.layout, self.plan, self._outgoing, self.parameters)
+            if not self._overlap.shards:
+                self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
         self.mirror()
         self.writes.remember()
-        if not self.is_alone:
-            self.samples = GradientSamples(self.parameters, self._say, self._is_weighted)
         if self.alias_line:
             self._say(self.alias_line)
         self._loads = LoadHook(on_load)
         if not self.is_alone:
+            self.samples = GradientSamples(self.parameters, self._say, self._is_weighted)
             self._loads.install(self.model)
 
     def find_slots(self) -> None:
-        """Where gradients go; a ps that was connected to again has another slot."""
+        """Make where gradients go; a ps that was connected to again has another slot."""
         self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.device, self._me.wire)
-
-    def _make_overlap(self) -> Overlap | None:
-        if not self._me.overlaps:
-            return None
-        outgoing = self._outgoing
-        assert isinstance(outgoing, Outgoing)
-        made = Overlap(self.client, self.layout, self.plan, outgoing, self.parameters)
-        if not made.shards:
-            self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
-        return made
 
     # --- one step ---------------------------------------------------------------------------------------------
 
@@ -169,7 +150,7 @@ class TorchStep(TrainingStep):
         self.after_step()
 
     def _spoil(self) -> None:
-        """--chaos nan: one element of the gradient is none."""
+        """Set one element of the gradient to NaN (--chaos nan)."""
         gradient = next((p.grad for p in self.parameters if p.grad is not None and p.grad.numel()), None)
         if gradient is not None:
             with torch.no_grad():
@@ -223,9 +204,6 @@ class TorchStep(TrainingStep):
         finally:
             self.state.forget()
 
-    def _fetched_state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        return states_of(self.slots(), self.layout, self.parameters)
-
     def send_state(self, states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
         """Replace the optimizer's state on the ps."""
         slots = slots_of(states, self.layout, self.parameters)
@@ -242,7 +220,7 @@ class TorchStep(TrainingStep):
     # --- what a push says beside its numbers ------------------------------------------------------------------
 
     def _is_weighted(self) -> bool:
-        """Whether the number of samples in a push plays a part, and the script does not say it."""
+        """Tell whether the number of samples in a push plays a part, and the script does not say it."""
         return self.own_weight is None and bool(self.client.dial.spec.has_rounds)
 
     def _option_values(self) -> list[Any]:
@@ -259,8 +237,7 @@ class TorchStep(TrainingStep):
         return group_options(self.optimizer)
 
     def device_name(self, pin: Callable[[], Any]) -> str:
-        name: str = pin().name_of(self.device)
-        return name
+        return str(pin().name_of(self.device))
 
     def mapping_lines(self, task: Task) -> list[str]:
         return mapping_lines(task)

@@ -39,7 +39,7 @@ test-slow: $(STAMP) ## a case of each fault, host, scheduler; each part ended af
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m '$(SLOW) and not alone' --durations 15 $(TOGETHER)
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m '$(SLOW) and alone' --durations 5
 
-nightly: ## the rest: whole matrices, all seeds, soak, long fuzz, loops of other libraries
+nightly: ## the rest: whole matrices, all seeds, soak, fuzz, other libraries' loops, mutations
 	PACELINE_TEST_NEEDS=$(NIGHTLY_NEEDS) $(MAKE) rest fuzz EXTRAS=$(NIGHTLY_EXTRAS)
 
 test-full: nightly ## the older name of nightly
@@ -47,6 +47,7 @@ test-full: nightly ## the older name of nightly
 rest: $(STAMP)
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'nightly and not alone' --durations 15 $(TOGETHER)
 	$(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q -m 'nightly and alone' --durations 15
+	$(WITHIN) $(TEST_FULL_S) $(BIN)/python tests/mutations.py
 
 fuzz: $(STAMP) ## thousands of broken frames, messages and files, a few minutes
 	PACELINE_FUZZ=$${PACELINE_FUZZ:-4000} $(WITHIN) $(TEST_FULL_S) $(BIN)/pytest -q --timeout 290 tests/fuzz

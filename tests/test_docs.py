@@ -262,7 +262,9 @@ def modules() -> list[str]:
 
 
 def test_docstring_examples_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    results = [doctest.testmod(importlib.import_module(name)) for name in modules()]
+    found = [importlib.import_module(name) for name in modules()]
+    with_examples = [each for each in found if ">>> " in Path(str(each.__file__)).read_text()]
+    results = [doctest.testmod(each) for each in with_examples]
     assert sum(result.failed for result in results) == 0, capsys.readouterr().out
     assert sum(result.attempted for result in results) > 300
 

@@ -15,14 +15,15 @@ INSTEAD = (
     "Call it there. The child's copy of the model is its own: evaluate it, or train it with an optimizer that it makes"
 )
 
-_depth = 0  # forks between the first process and this one
-
 
 class Held(Protocol):
     """A descriptor, or memory that several processes map."""
 
     def close_in_child(self) -> None:
         """Close this in a forked child, so that nothing changes for the parent. Must not raise or wait."""
+
+
+_owners: "weakref.WeakSet[Owner]" = weakref.WeakSet()
 
 
 class Owner:
@@ -33,15 +34,12 @@ class Owner:
     True
     """
 
-    __slots__ = ("_depth", "_pid")
+    __slots__ = ("__weakref__", "_pid", "is_here")
 
     def __init__(self) -> None:
-        self._depth, self._pid = _depth, os.getpid()
-
-    @property
-    def is_here(self) -> bool:
-        """Tell whether this is that process, not a child of it."""
-        return self._depth == _depth
+        self._pid = os.getpid()
+        self.is_here = True  # this is that process, not a child of it
+        _owners.add(self)
 
     def refusal(self, what: str) -> UsageError:
         """Return the error for a child that does what only the owner can."""
@@ -64,8 +62,9 @@ def release(held: Held) -> None:
 
 
 def _is_forked() -> None:
-    global _depth
-    _depth += 1
+    for owner in list(_owners):
+        owner.is_here = False
+    _owners.clear()
     inherited = list(_held)
     _held.clear()
     for each in inherited:

@@ -243,7 +243,7 @@ class Context:
             else:
                 trainee.lay_back()
                 trainee.forget_steps()
-                trainee.writes.remember()  # the barrier brings the chief's
+                trainee.remember()  # the barrier brings the chief's
         finally:
             session.is_assigning = False
         self.barrier()

@@ -14,7 +14,6 @@ from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.training_step import TrainingStep
-from paceline.worker.writes import Unwatched
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession
@@ -140,7 +139,7 @@ class LocalSteps(TrainingStep):
 
     def end_first(self) -> None:
         super().end_first()
-        self.writes = Unwatched()  # every step of this worker writes the parameters
+        self.writes, self.watched, self._digests = None, (), []  # every step of this worker writes the parameters
 
     def _send_parameters(self, what: str) -> None:
         super()._send_parameters(what)

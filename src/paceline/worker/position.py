@@ -102,12 +102,14 @@ class Progress:
         self.asks_step = False  # the script has read ctx.global_step before its first push: its loop counts from there
         self.on_repeat: Callable[[bool], None] | None = None  # may end a loop that begins again; says if inside a pass
         self._is_judged = False
+        self.expects_push = True  # before_push has something to look at
+        self.is_saving = False  # the next push is part of an update that will be saved
         self._has_pass = False
         self._stood_done = 0
         self.is_in_pass = False
         self._start: Rng = {}  # random states when the pass began
         self._stood = (0, 0, 0)
-        self._has_pushed = False
+        self.has_pushed = False
         self._announced = 0
         self._armed = 0
         self._is_asked = False
@@ -207,13 +209,14 @@ class Progress:
     def _note_loop(self, loop: Loop) -> None:
         if self.loop.kind in ("", PASS, FIT):
             is_own = loop.begins_again and self.asks_step
-            self.loop, self._is_judged = Loop(kind=OWN) if is_own else loop, False
+            self.loop, self._is_judged, self.expects_push = Loop(kind=OWN) if is_own else loop, False, True
 
     def before_push(self) -> None:
         """Find the training loop at the first step; refuse or warn if the run goes on and that loop begins again."""
         if self._is_judged:
             if self.on_repeat is not None and not self._has_pass:
                 self.on_repeat(True)
+            self.expects_push = self.on_repeat is not None
             return
         if self.is_guided:
             self.loop = Loop(kind=EPOCHS if self.is_by_epochs else STEPS)
@@ -228,7 +231,7 @@ class Progress:
         without batches. Without it, the script repeats what it does between this pass and the next."""
         self.done += not self.is_exhausted and self.is_in_pass
         self.is_exhausted = True
-        if self._stood == (self.epoch, self.passes, self.batch) and not self._has_pushed:
+        if self._stood == (self.epoch, self.passes, self.batch) and not self.has_pushed:
             self._last = self.here(BATCH, 0)
 
     def boundary(self, kind: str, is_last: bool = False) -> None:
@@ -238,8 +241,8 @@ class Progress:
             self._rng_to_set = None
         if kind == EPOCH:
             self._begun = self.own.options()
-        if self._has_pushed or kind == EPOCH:
-            self._has_pushed, self._kind = False, kind
+        if self.has_pushed or kind == EPOCH:
+            self.has_pushed, self._kind = False, kind
             self._stood, self._stood_done = (self.epoch, self.passes, self.batch), self._done_here()
             if self._armed or self._is_asked or is_last:
                 self._last, self._is_asked = self.here(kind, self._armed), False
@@ -251,15 +254,17 @@ class Progress:
 
     def announced(self, version: int) -> None:
         """Note that the update which makes this version will be saved, and that the next push is for it."""
-        self._announced = version
+        self._announced, self.is_saving = version, True
 
     def pushed(self) -> None:
+        """Note a push. The caller may set `has_pushed` instead where `is_saving` does not hold."""
         if self._armed:  # a loop without a boundary: send the numbers, without random states
             self._trains.send_position(self._numbers(self._armed))
             self._armed = 0
-        self._has_pushed = True
+        self.has_pushed = True
         if self._announced:
             self._armed, self._announced = self._announced, 0
+        self.is_saving = self._armed > 0
 
     def here(self, kind: str, version: int) -> Position:
         """Return the position here, with everything that going on from it needs."""
@@ -289,7 +294,7 @@ class Progress:
     def at_end(self, version: int) -> Position:
         """Return where the next step would begin, for the last checkpoint or one that the script asks for."""
         last = self._last
-        if self._has_pushed and self._kind:
+        if self.has_pushed and self._kind:
             return self.here(self._kind, version)
         if last is not None and last.rng and self._stood == last.numbers:
             return replace(last, version=version, steps=self._trains.steps_done(), samples=self._trains.samples_done())
@@ -297,7 +302,7 @@ class Progress:
 
     def _numbers(self, version: int) -> Position:
         # The batches of an epoch may not be seen. It begins again, with the options that it began with.
-        schedulers, groups = self._begun if self._has_pushed and not self.own.goes_on else self.own.options()
+        schedulers, groups = self._begun if self.has_pushed and not self.own.goes_on else self.own.options()
         return self._rough(version, self._stood, schedulers, groups)
 
     # --- heartbeats: another thread asks ----------------------------------------------------------------------
@@ -323,13 +328,13 @@ class Progress:
         """Return the options of that boundary if they cannot have changed since (schedulers are stepped after a push);
         options that count all steps are those of now."""
         goes_on = self.own.goes_on
-        if self._has_pushed and not goes_on:
+        if self.has_pushed and not goes_on:
             return self._begun if self._kind == EPOCH else None
         try:
             options = self.own.options()
         except RuntimeError:  # the training thread changed them meanwhile
             return None
-        return options if goes_on or not (self._has_pushed or self._stood != stood) else None
+        return options if goes_on or not (self.has_pushed or self._stood != stood) else None
 
 
 def whole(what: str, given: Count) -> int:

@@ -229,4 +229,4 @@ def _loaded(session: "WorkerSession", trainee: TrainingStep) -> None:
         trainee.take_newest()
     else:
         trainee.forget_steps()
-        trainee.writes.remember()  # the chief loads, too, and sends
+        trainee.remember()  # the chief loads, too, and sends

@@ -34,6 +34,15 @@ def script_line() -> str:
     return installed
 
 
+def script_depth() -> int:
+    """Return how many frames the caller is below the script, as warnings.warn counts them."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 1
+    while frame is not None and (is_of(OURS, frame) or frame.f_code.co_filename.startswith(LAUNCHERS)):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
 def check_owner(owner: forks.Owner, what: str) -> None:
     """Refuse what a forked child asks of the cluster: only the process that owns a task can do it."""
     if not owner.is_here:

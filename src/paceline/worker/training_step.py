@@ -8,9 +8,9 @@ tensors. No framework: the arena is bytes. Everything here runs on the thread th
 2. the gradient goes into the slot (large ones on tcp: onto the wire from where they lie), looked at with one sum,
 3. push, and wait for the answer: after the framework's step the model holds the newest parameters.
 
-What a script writes into the parameters itself is looked for before they are overwritten or pushed against
-(worker/writes). With one worker it goes to the ps, as if this were one process; with several it is refused outside
-ctx.assign().
+What a script writes into the parameters itself is looked for before they are overwritten or pushed against, by digests,
+because a write through `.data` or numpy leaves no other trace. With one worker it goes to the ps, as if this were one
+process; with several it is refused outside ctx.assign().
 """
 
 import warnings
@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
+
+from xxhash import xxh3_64_intdigest as digest
 
 from paceline import forks
 from paceline.cluster.spec import Task
@@ -36,14 +38,27 @@ from paceline.worker.joining import Recovery
 from paceline.worker.optimizer_state import Slots, gather
 from paceline.worker.outgoing import Outgoing
 from paceline.worker.position import Progress
-from paceline.worker.script import check_owner, script_line
+from paceline.worker.script import check_owner, script_depth, script_line
 from paceline.worker.slowness import Slowness
-from paceline.worker.writes import Unwatched, Writes
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession
 
+NOTHING = id(None)
+SAVE = int(Flag.SAVE)
 MAX_NOT_FINITE = 10  # in a row; then something is wrong with the training, not with a batch
+
+
+class Writes(Protocol):
+    """Tells whether parameters that lie elsewhere than in the arena are still what was pulled."""
+
+    def remember(self) -> None:
+        """Take the values that lie there now for those of the ps."""
+        ...
+
+    def found(self) -> Sequence[int]:
+        """Return the indices of the trained tensors that were written since `remember`."""
+        ...
 
 
 class Early(Protocol):
@@ -71,6 +86,8 @@ class Samples(Protocol):
 class TrainingStep(ABC):
     """One model and its optimizer, bound to the cluster; each framework has a subclass."""
 
+    has_mirror = True  # the model's own tensors are no views of the arena
+    shows_state = False  # the script has seen the optimizer's state since the last step, and may have written it
     is_local = False  # the optimizer runs here, and deltas are pushed
     loading = "model.load_state_dict()"  # what loads values into the model
 
@@ -88,7 +105,9 @@ class TrainingStep(ABC):
         self._overlap: Early | None = None
         self.samples: Samples | None = None  # where the framework counts them, and several workers train
         self._sent_options: Any = None
-        self.writes: Writes = Unwatched()  # the framework's own, once the parameters lie where they are trained
+        self.watched: Sequence[memoryview] = ()  # each trained tensor's memory, where the script can write it
+        self._digests: list[int] = []  # of that memory, as it was pulled
+        self.writes: Writes | None = None  # the framework's own, where that memory is not the host's
         self.is_alone = True  # no other worker trains this model
         self.goes_on = False  # until the loop begins: this run has made updates already
         self.carried_at_start = b""  # where the run goes on: buffers and frozen parameters as prepare() took them
@@ -190,13 +209,15 @@ class TrainingStep(ABC):
 
     def before_step(self) -> None:
         """Check and prepare everything before a gradient leaves."""
-        check_owner(self.owner, "optimizer.step()")
+        if not self.owner.is_here:
+            check_owner(self.owner, "optimizer.step()")
         if self._holds_averages:
             raise PacelineError("a step inside ctx.ema(): the model holds averaged parameters there; step outside")
         if self.client.is_pending:
             self.settle()  # Ctrl+C has interrupted the wait for it
         self.check_parameters()
-        self._keep_found()
+        if self.writes is not None or self.shows_state or list(map(digest, self.watched)) != self._digests:
+            self._keep_found()
         if self._is_first:
             self.end_first()
         if self.slowness is not None:
@@ -222,8 +243,22 @@ class TrainingStep(ABC):
         self.lay_back()
         self._keep_found()
 
+    def remember(self) -> None:
+        """Take the values of now for those of the ps."""
+        if self.writes is not None:
+            self.writes.remember()
+        self._digests = list(map(digest, self.watched))
+
+    def found(self) -> Sequence[int]:
+        """Return the indices of the trained tensors that were written since `remember`."""
+        if self.writes is not None:
+            return self.writes.found()
+        both = zip(map(digest, self.watched), self._digests, strict=True)
+        return [index for index, (now, then) in enumerate(both) if now != then]
+
     def _keep_found(self) -> None:
-        written = self.writes.found()
+        self.shows_state = False
+        written = self.found()
         if not written:
             return
         if self.goes_on:
@@ -271,7 +306,7 @@ class TrainingStep(ABC):
         self.fill_arena()
         for link in self.client.links:
             link.ask(Assign(what), bulk=[link.into] if link.into.nbytes else [])
-        self.writes.remember()
+        self.remember()
 
     def begin_loop(self) -> None:
         """Drop what the script has written since prepare(), where the run goes on: its loop begins now."""
@@ -303,22 +338,30 @@ class TrainingStep(ABC):
         return self.client.links[0].version
 
     def _push(self, gradients: Any) -> None:
-        self.progress.before_push()
-        self.clock.pushing_since_s = perf_counter() - self.clock.wait_s  # until the step ends
-        have = [g is not None for g in gradients]
-        mask = bits(have) if False in have else b""
-        tail = self._tail(mask)
-        sent = self._overlap.shards if self._overlap is not None else ()
-        payloads, looks_finite = self._outgoing.write(gradients, bool(mask), sent)
+        """Send this gradient, and take the answer to it."""
+        progress, clock, overlap, outgoing = self.progress, self.clock, self._overlap, self._outgoing
+        if progress.expects_push:
+            progress.before_push()
+        clock.pushing_since_s = perf_counter() - clock.wait_s  # until the step ends
+        mask = bits([g is not None for g in gradients]) if NOTHING in map(id, gradients) else b""
+        options = self._changed_options()
+        counts = self.samples is not None or self.own_weight is not None or not self.is_alone
+        weight = self._changed_weight() if counts or self._weight != self._sent_weight else None
+        tail = encode(PushTail(options, mask, weight)) if mask or options is not None or weight is not None else b""
+        sent = () if overlap is None else overlap.shards
+        payloads, looks_finite = outgoing.write(gradients, bool(mask), sent)
         is_finite = looks_finite or self._is_finite(gradients)
         if is_finite:
             self._not_finite_in_a_row = 0
-        if self._overlap is not None and is_finite:
-            self._overlap.flush(gradients)
+            if overlap is not None:
+                overlap.flush(gradients)
         self.has_ticket = False
-        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, self._outgoing.again)
+        self.client.push(payloads, tail, is_finite, self.wants_ticket, sent, outgoing.again)
         self.pushes += 1
-        self.progress.pushed()
+        if progress.is_saving:
+            progress.pushed()
+        else:
+            progress.has_pushed = True
         self.settle()
 
     def settle(self) -> None:
@@ -330,8 +373,11 @@ class TrainingStep(ABC):
         taken = self.client.take()
         if self._outgoing.direct:
             self._outgoing.forget()
-        self.mirror()
-        self.writes.remember()
+        if self.has_mirror:
+            self.mirror()
+        if self.writes is not None:
+            self.writes.remember()
+        self._digests = list(map(digest, self.watched))
         took_s = perf_counter() - began_s
         if not clock.pushing_since_s:  # else it is a part of the push
             clock.exchange_s += took_s - (clock.wait_s - waited_s)
@@ -339,9 +385,9 @@ class TrainingStep(ABC):
             self.slowness.waited(took_s)
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome
-        if taken.flags & Flag.SAVE:
+        if taken.flags & SAVE:
             self.on_save(taken.version + 1, bool(taken.flags & Flag.WRITES))
-        if taken.outcome in (Outcome.DISCARDED, Outcome.NOT_FINITE):
+        if taken.outcome is Outcome.DISCARDED or taken.outcome is Outcome.NOT_FINITE:
             self.discarded += 1
 
     def refresh(self) -> None:
@@ -359,7 +405,7 @@ class TrainingStep(ABC):
         waited_s, began_s = clock.wait_s, perf_counter()
         self.client.pull()
         self.mirror()
-        self.writes.remember()
+        self.remember()
         if not clock.pushing_since_s:
             clock.exchange_s += perf_counter() - began_s - (clock.wait_s - waited_s)
         if self._overlap is not None:
@@ -375,7 +421,7 @@ class TrainingStep(ABC):
         try:
             self.keep_writes()
         except UsageError as refused:
-            self.writes.remember()
+            self.remember()
             return refused
         return None
 
@@ -388,12 +434,6 @@ class TrainingStep(ABC):
         self.client.close()
 
     # --- what a push says beside its numbers ------------------------------------------------------------------
-
-    def _tail(self, mask: bytes) -> bytes:
-        options, weight = self._changed_options(), self._changed_weight()
-        if options is None and weight is None and not mask:
-            return b""
-        return encode(PushTail(options, mask, weight))
 
     def _changed_options(self) -> list[Options] | None:
         """Return all groups' options if one of them has changed since the last push (by a scheduler, say)."""
@@ -439,7 +479,7 @@ class TrainingStep(ABC):
         self._sent_weight = None
         warnings.warn(
             f"paceline: {who}: step {self.steps + 1} discarded, gradient not finite in {where}",
-            stacklevel=7,  # the script's own optimizer.step()
+            stacklevel=script_depth(),  # the script's own optimizer.step()
         )
         return False
 
@@ -483,11 +523,11 @@ class TrainingStep(ABC):
         for link, block in zip(self.client.links, blocks, strict=True):
             link.into[:] = block
         self.mirror()
-        self.writes.remember()
+        self.remember()
         did_hold, self._holds_averages = self._holds_averages, True
         try:
             yield
-            if written := self.writes.found():
+            if written := self.found():
                 raise UsageError(
                     f"{self._named(written)} written inside ctx.ema(), where the averages can only be read"
                 )
@@ -495,7 +535,7 @@ class TrainingStep(ABC):
             self._holds_averages = did_hold
             memory[:] = own
             self.mirror()
-            self.writes.remember()
+            self.remember()
             if self._refreshes_later and not did_hold:
                 self._refreshes_later = False
                 self.take_newest()

@@ -29,7 +29,6 @@ from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.optimizer_state import scatter
 from paceline.worker.training_step import TrainingStep
-from paceline.worker.writes import MemoryWrites, Writes
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
 
@@ -58,7 +57,7 @@ class TorchStep(TrainingStep):
         self._in_arena = flat(self.arena.memory, "uint8", 0, self.plan.total_bytes)
         is_on_host = self.device.type == "cpu"
         self._block = self._in_arena if is_on_host else torch.zeros_like(self._in_arena, device=self.device)
-        self._is_mirrored = not is_on_host
+        self.has_mirror = not is_on_host
         offsets = self.plan.tensor_offsets()
         starts = [offsets.get(index, 0) for index in range(len(self.parameters))]
         parts = [slice(s, s + spec.size_bytes) for s, spec in zip(starts, self.layout.trained, strict=True)]
@@ -72,9 +71,11 @@ class TorchStep(TrainingStep):
 
         self._places = Places(model, optimizer, [t.name for t in layout.trained], self.parameters, make_view)
         self.fill_arena()
-        self.writes: Writes = MemoryWrites([self.arena.memory[part] for part in parts])
-        if self._is_mirrored:
+        if is_on_host:
+            self.watched = [self.arena.memory[part] for part in parts]
+        else:
             self.writes = DeviceWrites(self._block, self._in_arena, parts)
+        self.remember()
         self.state = OptimizerState(lambda: states_of(self.slots(), self.layout, self.parameters))
         self._option_names = tuple(optimizer.defaults)
         self._sent_options = self._option_values()
@@ -104,11 +105,11 @@ class TorchStep(TrainingStep):
             self._say(f"paceline: buffers with persistent=False that have the chief's values now: {listed(changed)}")
 
     def mirror(self) -> None:
-        if self._is_mirrored:
+        if self.has_mirror:
             self._block.copy_(self._in_arena)
 
     def fill_arena(self) -> None:
-        if self._is_mirrored:
+        if self.has_mirror:
             self._in_arena.copy_(self._block)
 
     # --- connecting -------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class TorchStep(TrainingStep):
             if not self._overlap.shards:
                 self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
         self.mirror()
-        self.writes.remember()
+        self.remember()
         if self.alias_line:
             self._say(self.alias_line)
         self._loads = LoadHook(on_load)
@@ -160,6 +161,7 @@ class TorchStep(TrainingStep):
         self._places.check(self._say)
         if not (self.is_alone or self._is_first):
             self._others.check()
+        self.shows_state = self.state.is_fetched
 
     def assigned(self, is_chief: bool) -> None:
         self._others.remember()

@@ -1,4 +1,5 @@
-"""Find what a PyTorch script writes into parameters on an accelerator: worker/writes for memory of a card.
+"""Find what a PyTorch script writes into parameters on an accelerator: worker/training_step does it for
+memory of the host.
 
 Used by frameworks/torch/training_step. The digest is computed on the card, so only one number crosses to the host.
 """

@@ -19,7 +19,7 @@ from torch import nn
 import paceline
 from paceline.launchers import serving
 from paceline.launchers.threads import launch
-from paceline.server.memory import Unkept
+from paceline.server.memory import Memory
 from paceline.wire.frames import ANSWERED
 
 SOURCE = Path(paceline.__file__).parent
@@ -95,7 +95,7 @@ def traced() -> tuple[list[Call], list[Call]]:
     return min(found, key=lambda both: len(both[0]) + len(both[1]))
 
 
-class _Kept(Unkept):
+class _Kept(Memory):
     """A ps writes its journal, as it does under `paceline run`."""
 
     is_kept = True

@@ -33,8 +33,8 @@ class Killed(BaseException):
     """kill -9: nothing catches it."""
 
 
-class Pieces:
-    """server/memory.Memory, held by the test."""
+class Pieces(Memory):
+    """Pieces that the test holds."""
 
     is_kept = True
 
@@ -46,6 +46,9 @@ class Pieces:
         if known is None or known.size_bytes != size_bytes:
             known = self.pieces[name] = Arena.private(size_bytes)
         return known
+
+    def own(self, name: str, size_bytes: int) -> memoryview:
+        return self.arena(name, size_bytes).memory
 
     def names(self) -> list[str]:
         return list(self.pieces)

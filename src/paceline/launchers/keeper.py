@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from paceline.params.arena import has_shared_memory
-from paceline.server.memory import Kept, Memory, Piece, Said, Unkept
+from paceline.server.memory import Kept, Memory, Piece, Said
 
 VARIABLE = "PACELINE_KEEPER_FD"
 MAX_MESSAGE = 4096
@@ -113,5 +113,5 @@ def kept_memory() -> Memory:
     """In a ps: what it was started with, memory that a keeper holds, or plain memory."""
     number = os.environ.get(VARIABLE)
     if not number or not has_shared_memory():
-        return Unkept()
+        return Memory()
     return Kept(socket.socket(fileno=int(number)))

@@ -44,7 +44,7 @@ from paceline.server.control.config import PsConfig
 from paceline.server.control.described import problem
 from paceline.server.copies import Copies, part_of
 from paceline.server.durable import Durable
-from paceline.server.memory import Memory, Unkept
+from paceline.server.memory import Memory
 from paceline.server.shard import Shard
 from paceline.server.vectors import Slot
 from paceline.server.written import PsLedger
@@ -96,7 +96,7 @@ class Core:
         self.buffers: dict[int, bytes] = {}  # of each worker but the chief, as last heard
         self.copies = Copies()
         self.ledger: PsLedger | None = None  # set by write_down, with --ledger
-        self.memory: Memory = memory or Unkept()
+        self.memory: Memory = memory or Memory()
         self.durable = Durable(self) if self.memory.is_kept else None
         self.is_broken = False  # an update failed half way: nothing that is known here is true
         self.apply_s = 0.0

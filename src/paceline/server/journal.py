@@ -60,12 +60,11 @@ class Journal:
     """What a ps knows, in turns."""
 
     def __init__(self, memory: Memory) -> None:
-        arena = memory.arena("journal", HEAD_BYTES + 2 * PLACE_BYTES + 2 * SHORT_BYTES)
-        arena.close()
-        self._cells = arena.memory[:HEAD_BYTES].cast("Q")
+        held = memory.own("journal", HEAD_BYTES + 2 * PLACE_BYTES + 2 * SHORT_BYTES)
+        self._cells = held[:HEAD_BYTES].cast("Q")
         sizes = (PLACE_BYTES, PLACE_BYTES, SHORT_BYTES, SHORT_BYTES)
         starts = [HEAD_BYTES + sum(sizes[:n]) for n in range(4)]
-        self._places = [arena.memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        self._places = [held[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self._sizes = [place[:8].cast("Q") for place in self._places]
         self._shorts = [place[8:] for place in self._places[2:]]
         self._whole = self._last_whole()  # its place: short ones hold together with it

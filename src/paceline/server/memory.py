@@ -1,25 +1,25 @@
-"""WHERE does a ps keep what must outlive its process? In named pieces of shared memory that somebody else holds too.
+"""Named pieces of memory of a ps, which outlive its process if a keeper holds them too.
 
-Used by server/shard and server/durable. The supervisor holds them (launchers/keeper has the other side of the talk);
-without one nothing outlives the ps, and nothing is spent on it. It knows names and bytes, not what they mean.
+Used by server/shard and server/durable. The keeper is in the supervisor (launchers/keeper has the other side of the
+protocol); without one nothing outlives the ps. Names and bytes are all that is known here, not what they mean.
 """
 
 import array
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from paceline.params.arena import Arena
 
 MESSAGE_BYTES = 1 << 16
-ANSWER_S = 120.0  # that a start may take until all pieces have come, or a word until the kernel takes it
+ANSWER_S = 120.0  # limit until all pieces have come, or until the kernel takes a message
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a ps wants of the keeper."""
+    """A request of a ps to the keeper."""
 
     op: Literal["keep", "free", "give"]
     name: str = ""
@@ -27,62 +27,46 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the keeper has, with its descriptor; `end`: there is no more."""
+    """A piece that the keeper has; its descriptor comes with it. `end`: there are no more."""
 
     name: str = ""
     size_bytes: int = 0
     end: bool = False
 
 
-class Memory(Protocol):
-    """`is_kept`: what lies here is still there when this process is gone, and its successor finds it."""
+class Memory:
+    """Named pieces of memory; those of this class end with the process.
 
-    is_kept: bool
-
-    def arena(self, name: str, size_bytes: int) -> Arena:
-        """The piece of that name and size: the one an earlier life left, or a new one, zeroed."""
-        ...
-
-    def names(self) -> list[str]:
-        """What there is."""
-        ...
-
-    def found(self, name: str) -> Arena | None:
-        """What an earlier life left under that name, if it did."""
-        ...
-
-    def put(self, name: str, data: bytes) -> None:
-        """These bytes under that name, instead of what was there, at once."""
-        ...
-
-    def free(self, name: str) -> None:
-        """Nobody needs that piece any more."""
-        ...
-
-
-class Unkept:
-    """Nobody holds it: pieces are plain shared memory."""
+    `is_kept`: the pieces outlive the process, and its successor finds them.
+    """
 
     is_kept = False
 
     def arena(self, name: str, size_bytes: int) -> Arena:
+        """Return the piece of that name and size as shared memory: the one an earlier process left, or zeros."""
         return Arena.shared(size_bytes)
 
+    def own(self, name: str, size_bytes: int) -> memoryview:
+        """Return the same for a piece that is never handed to another task, so it needs no descriptor here."""
+        return Arena.private(size_bytes).memory
+
     def names(self) -> list[str]:
+        """Return the names of all pieces that outlive the process."""
         return []
 
     def found(self, name: str) -> Arena | None:
+        """Return the piece of that name, if there is one that outlives the process."""
         return None
 
     def put(self, name: str, data: bytes) -> None:
-        return
+        """Replace the piece of that name by these bytes, at once."""
 
     def free(self, name: str) -> None:
-        return
+        """Free the piece of that name."""
 
 
-class Kept:
-    """Every piece is handed to the keeper before it is used. Asked only with the ps' lock held."""
+class Kept(Memory):
+    """Memory whose every piece is handed to the keeper before it is used. The caller must hold the lock of the ps."""
 
     is_kept = True
 
@@ -93,7 +77,7 @@ class Kept:
         self._take_all()
 
     def _take_all(self) -> None:
-        """What an earlier life left."""
+        """Receive the pieces that an earlier process left."""
         self._keeper.send(msgspec.msgpack.encode(Said("give")))
         while True:
             data, fds, _, _ = socket.recv_fds(self._keeper, MESSAGE_BYTES, 1)
@@ -110,6 +94,11 @@ class Kept:
             known = Arena.shared(size_bytes)
             self._keep(name, known)
         return known
+
+    def own(self, name: str, size_bytes: int) -> memoryview:
+        arena = self.arena(name, size_bytes)
+        arena.close()
+        return arena.memory
 
     def names(self) -> list[str]:
         return list(self._pieces)
@@ -140,8 +129,8 @@ class Kept:
             self._say(msgspec.msgpack.encode(Said("free", name)))
 
     def _say(self, message: bytes, rights: "Sequence[tuple[int, int, array.array[int]]]" = ()) -> None:
-        """What was sent is the kernel's, with its descriptor: the keeper reads it also after our death. So there is no
-        answer to wait for, and a launcher that is stopped stops nobody. One that is gone takes this process along in a
-        moment, by the kernel."""
+        """Send a request. It needs no answer: the kernel has it, with its descriptor, and the keeper reads it even when
+        this process is dead; so a launcher that is stopped does not stop a ps. If the launcher is gone, the kernel ends
+        this process in a moment."""
         with suppress(ConnectionError):
             self._keeper.sendmsg([message], rights)

@@ -12,12 +12,11 @@ import torch
 
 from paceline.cluster.cores import usable_cores
 from paceline.errors import Refused
-from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
 from paceline.server.blocks import Kept, Memories, State, cut, trouble
-from paceline.server.memory import Memory, Unkept
+from paceline.server.memory import Memory
 from paceline.server.optimizers import OPTIMIZERS, raw_step
 from paceline.server.states import States
 from paceline.server.undo import Undo
@@ -53,14 +52,14 @@ class Shard:
         self.optimizer_name = optimizer.name
         self.options = optimizer.groups
         self.size_bytes = plan.shard_bytes[index]
-        self._kept = memory or Unkept()
+        self._kept = memory or Memory()
         self.arena = self._kept.arena("parameters", SEGMENT_HEAD_BYTES + self.size_bytes)
         self.memory = self.arena.memory[SEGMENT_HEAD_BYTES:]
         self._sequence = self.arena.memory[:8].cast("Q")
         self.pieces = plan.shards[index]
         self._wire = Recast(layout, self.pieces, self.size_bytes, wire_casts(wire))
         self._master = Recast(layout, self.pieces, self.size_bytes, master_casts(master))
-        masters = self.memory if self._master.is_same else self._own("masters")
+        masters = self.memory if self._master.is_same else self._kept.own("masters", self._master.size_bytes)
         self.blocks = cut(layout, self.pieces, Memories(self.memory, masters), self._master, optimizer)
         if wrong := self.refusal_of(optimizer.groups):
             raise Refused(f"a ps cannot make an update with this optimizer: {wrong}")
@@ -76,15 +75,8 @@ class Shard:
         if self._kept.is_kept:
             self._survive()
 
-    def _own(self, name: str) -> memoryview:
-        """Memory as long as the parameters as they are kept here."""
-        size = self._master.size_bytes
-        arena = self._kept.arena(name, size) if self._kept.is_kept else Arena.private(size)
-        arena.close()
-        return arena.memory
-
     def _make_shadows(self) -> list[torch.Tensor]:
-        memory = self._own("averages")
+        memory = self._kept.own("averages", self._master.size_bytes)
         return [flat(memory, b.dtype, self._master.offset(b.model_offset), b.numel) for b in self.blocks]
 
     def _survive(self) -> None:
@@ -92,9 +84,7 @@ class Shard:
         count = len(self.blocks)
         is_new = self._kept.found("splits") is None
         self._held = States(self._kept, self.blocks, self._master)
-        splits = self._kept.arena("splits", max(1, count))
-        splits.close()
-        self._splits = splits.memory
+        self._splits = self._kept.own("splits", max(1, count))
         self._undo = Undo(self._kept, count, self._regions, self._forget_states)
         self._undo.make_areas(1)
         for index, block in enumerate(self.blocks):

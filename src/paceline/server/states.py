@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, align
 from paceline.params.recast import Recast
 from paceline.server.blocks import Block, Run
@@ -29,7 +28,7 @@ class Kind(NamedTuple):
 
     name: str
     dtype: str
-    arena: Arena
+    values: memoryview
     present: torch.Tensor  # a byte a piece
 
 
@@ -106,20 +105,18 @@ class States:
     def _open(self, piece: str, name: str, dtype: str) -> Kind:
         total = sum(self._counts)
         values = total * CELL_BYTES if dtype else self._master.size_bytes
-        arena = self._memory.arena(piece, align(total) + values)
-        arena.close()
-        kind = self._kinds[name, dtype] = Kind(name, dtype, arena, flat(arena.memory, "uint8", 0, total))
+        memory = self._memory.own(piece, align(total) + values)
+        kind = self._kinds[name, dtype] = Kind(name, dtype, memory[align(total) :], flat(memory, "uint8", 0, total))
         return kind
 
     def _view(self, kind: Kind, index: int, run: Run) -> torch.Tensor:
-        body = kind.arena.memory[align(sum(self._counts)) :]
         if kind.dtype:
             first = run.pieces[0]
             number = self._numbers[index][first.tensor, first.start]
-            return flat(body, kind.dtype, number * CELL_BYTES, 1).reshape(())
+            return flat(kind.values, kind.dtype, number * CELL_BYTES, 1).reshape(())
         block = self._blocks[index]
         start = self._master.offset(block.model_offset) + run.start * ITEM_BYTES[block.dtype]
-        return flat(body, block.dtype, start, run.numel)
+        return flat(kind.values, block.dtype, start, run.numel)
 
     # --- undo, and after a death ------------------------------------------------------------------------------
 
@@ -130,12 +127,11 @@ class States:
         with self._lock:
             kinds = list(self._kinds.values())
         for kind in kinds:
-            body = kind.arena.memory[align(sum(self._counts)) :]
             if kind.dtype:
-                values = flat(body, "uint8", first * CELL_BYTES, count * CELL_BYTES)
+                values = flat(kind.values, "uint8", first * CELL_BYTES, count * CELL_BYTES)
             else:
                 start = self._master.offset(block.model_offset)
-                values = flat(body, "uint8", start, block.numel * ITEM_BYTES[block.dtype])
+                values = flat(kind.values, "uint8", start, block.numel * ITEM_BYTES[block.dtype])
             found += [kind.present[first : first + count], values]
         return found
 

@@ -33,9 +33,7 @@ class Undo:
 
     def __init__(self, memory: Memory, num_blocks: int, regions: Regions, forget: Callable[[int, int], None]) -> None:
         self._memory = memory
-        marks = memory.arena("marks", max(8, 8 * num_blocks))
-        marks.close()
-        self._marks = marks.memory.cast("Q")
+        self._marks = memory.own("marks", max(8, 8 * num_blocks)).cast("Q")
         self._regions = regions
         self._forget = forget
         self._areas: list[torch.Tensor] = []
@@ -104,9 +102,7 @@ class Undo:
         """Give each region its place in the area, which is made large enough."""
         size = HEAD_BYTES + sum(align(region.numel()) for region in regions)
         if self._areas[area].numel() < size:
-            arena = self._memory.arena(f"undo.{area}", size)
-            arena.close()
-            self._areas[area] = flat(arena.memory, "uint8", 0, size)
+            self._areas[area] = flat(self._memory.own(f"undo.{area}", size), "uint8", 0, size)
             self._counts[area] = 0
             self._moves.clear()  # some of them were of the smaller area
         position = self._areas[area].data_ptr() + HEAD_BYTES

@@ -14,7 +14,7 @@ import torch
 from paceline.params.arena import Arena
 from paceline.params.recast import Recast
 from paceline.server.blocks import Block
-from paceline.server.memory import Memory, Unkept
+from paceline.server.memory import Memory
 from paceline.views import NAMES, flat
 from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell
 from paceline.wire.messages import Options
@@ -69,7 +69,7 @@ class Slot(Vector):
         memory: Memory | None = None,
         name: str = "",
     ) -> None:
-        self._kept, self._name = memory or Unkept(), name
+        self._kept, self._name = memory or Memory(), name
         self.arena = self._kept.arena(f"slot.{name}", SEGMENT_HEAD_BYTES + max(size_bytes, wire.size_bytes))
         self.bell = Bell(self.arena.memory)
         body = self.arena.memory[SEGMENT_HEAD_BYTES:]
@@ -85,10 +85,7 @@ class Slot(Vector):
     def start_sum(self) -> Vector:
         """Where counted gradients are added up; what an earlier life left there, if it did."""
         if self.sum is None:
-            size = self._master.size_bytes
-            arena = self._kept.arena(f"sum.{self._name}", size) if self._kept.is_kept else Arena.private(size)
-            arena.close()
-            memory = arena.memory
+            memory = self._kept.own(f"sum.{self._name}", self._master.size_bytes)
             offsets = [self._master.offset(b.model_offset) for b in self._blocks]
             flats = [flat(memory, b.dtype, o, b.numel) for b, o in zip(self._blocks, offsets, strict=True)]
             self.sum = Vector(flats, self._blocks)

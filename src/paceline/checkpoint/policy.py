@@ -3,6 +3,8 @@
 Pure: versions and the time come in.
 """
 
+from math import inf
+
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -35,6 +37,18 @@ class SavePolicy:
         if self.last_s is None:
             self.last_s = now_s  # the first period begins with the first update
         return now_s - self.last_s >= self._seconds
+
+    def next_due(self, version: int) -> tuple[float, float]:
+        """Return before which version, and before which time, `is_due` is false of a version after this one.
+
+        >>> SavePolicy("500").next_due(499), SavePolicy("500").next_due(500)
+        ((500, inf), (1000, inf))
+        """
+        if self._is_wanted or (self._seconds is not None and self.last_s is None):
+            return 0, 0.0
+        if self._updates is not None:
+            return version - version % self._updates + self._updates, inf
+        return inf, inf if self._seconds is None or self.last_s is None else self.last_s + self._seconds
 
     def saved(self, now_s: float) -> None:
         """One is being made: the next period begins."""

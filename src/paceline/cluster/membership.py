@@ -107,6 +107,7 @@ class Membership:
         self.pulses = [Pulse() for _ in range(num_workers)]
         self.expected = num_workers if expected is None else expected
         self.training: frozenset[int] = frozenset()
+        self.current: frozenset[tuple[int, int]] = frozenset()  # all that `is_current` is true of
         self.on_change: Callable[[int, int, Phase], None] | None = None  # (worker, incarnation, phase), for a ledger
 
     def __getitem__(self, worker: int) -> Member:
@@ -280,3 +281,4 @@ class Membership:
         if self.on_change is not None:
             self.on_change(worker, self.members[worker].incarnation, phase)
         self.training = frozenset(w for w, m in enumerate(self.members) if m.phase is Phase.TRAINING)
+        self.current = frozenset((w, m.incarnation) for w, m in enumerate(self.members) if m.phase in LIVE)

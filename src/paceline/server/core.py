@@ -142,8 +142,11 @@ class Core:
             self._do(jobs[0], turn << 8 if turn is not None else 0)
         elif jobs or copy is not None:
             self.do_jobs(jobs, turn, copy=copy, copy_after=copy_after)
-        if turn is not None:
-            durable.fulfil(jobs)  # type: ignore[union-attr]
+        if turn is not None and durable is not None:
+            if is_push:
+                durable.journal.fulfil()
+            else:
+                durable.fulfil(jobs)
         if jobs and self.on_update is not None:
             self.on_update(self.control.state.version)
         sends: Sends = []
@@ -186,7 +189,9 @@ class Core:
         began = time.perf_counter()
         self.is_broken = True
         if type(job) is Apply:
-            parts = [(self.slots[part.key], part.has_sum, part.has_slot) for part in job.parts]
+            parts = []
+            for part in job.parts:
+                parts.append((self.slots[part.key], part.has_sum, part.has_slot))
             self.shard.apply(parts, job.divisor, job.round is not None, number, is_again)
         elif type(job) is Add:
             self.shard.add_up(self.slots[job.key], job.is_first, number, is_again)

@@ -203,7 +203,7 @@ class Service:
         except Exception as error:  # a bug of ours: whoever asked hears of it, and the log has the traceback
             peer.channel.say(Failed(f"ps:{core.config.index} failed: {error!r}"))
             raise
-        self._send_all(sends)
+        self._answer(sends, peer)
 
     # --- the hot path -----------------------------------------------------------------------------------------
 
@@ -243,8 +243,9 @@ class Service:
 
     def _receive(self, peer: Peer, frame: Frame) -> tuple[int, int]:
         """The payload into the worker's slot, and what the tail says about it."""
-        key, slot = self._key(peer, frame), peer.slot
-        assert slot is not None
+        key, slot = (frame.worker, frame.incarnation), peer.slot
+        if peer.key != key or slot is None:
+            raise ProtocolError(f"a frame of worker:{frame.worker} on a connection of {peer.key}")
         if frame.tail:
             tail = decode(frame.tail)
             if not isinstance(tail, PushTail):

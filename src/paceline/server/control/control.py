@@ -7,6 +7,7 @@ it has changed anything, and returns what is to be done (actions.py).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -168,7 +169,8 @@ class Control:
         budget, state = self.budget, self.state
         if budget.total is None:
             actions = state.push(key, push_id, base, not flags & Flag.NOT_FINITE, False, now_s)
-            if self.saving.policy is None and not state.mode.has_rounds:
+            version, at_s = self.saving.due
+            if state.version + 1 < version and now_s < at_s and not state.mode.has_rounds:
                 return actions
             return self.saving.follow(self, actions, now_s)
         if flags & Flag.WANTS_TICKET:
@@ -732,4 +734,6 @@ def make(
     state = state or ShardState(config.mode, members, config.index == 0, config.min_workers)
     announces = config.index == 0 and config.save_every != "none"
     saving = Saving(SavePolicy(config.save_every) if announces else None)
+    if not announces:
+        saving.due = inf, inf
     return Control(config, members, state, saving, now_s, m.Dial(0, config.mode.spec, 0), seed)

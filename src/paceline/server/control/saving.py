@@ -56,6 +56,7 @@ class Saving:
     told: dict[int, tuple[int, float | None]] = field(default_factory=dict)  # its steps and samples with its buffers
     has_buffers: set[int] = field(default_factory=set)  # workers but the chief whose own buffers are here
     target: int | None = None  # the version that was announced
+    due: tuple[float, float] = (0, 0.0)  # before this version and this time there is nothing to announce or to mark
     is_taken: bool = False
     flags: int = 0  # for answers that are about to leave
     copy: Snapshot | None = None
@@ -97,16 +98,19 @@ class Saving:
         if is_due and control.members.live:
             self.policy.saved(now_s)
             self.target, self._since_s, self._writer = version + 1, now_s, min(control.members.live)
-            self.is_taken, self._collected, self._has_heard = False, {}, set()
+            self.is_taken, self._collected, self._has_heard, self.due = False, {}, set(), (0, 0.0)
             control.state.copy_at = self.target
             self.flags = Flag.SAVE
         self.saved_s = self.policy.last_s
+        if self.target is None:
+            self.due = self.policy.next_due(version + 1)
 
     def want(self) -> bool:
         """Save soon: the next update announces the one after it. False: this run saves nothing."""
         if self.policy is None:
             return False
         self.policy.want()
+        self.due = 0, 0.0
         return True
 
     def forget(self, control: "Control") -> None:

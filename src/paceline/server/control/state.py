@@ -77,7 +77,7 @@ class ShardState:
         """A whole gradient has arrived: in async it counts now; on ps:0 of a round mode it is staged and voted.
         `is_late`: all steps that were asked for are made, so it does not count."""
         worker, incarnation = key
-        if not self.members.is_current(worker, incarnation):
+        if key not in self.members.current:
             return [Answer(key, push_id, Outcome.FENCED, self.version)]
         if (incarnation, push_id) <= self.applied.get(worker, (0, 0)):
             return self._again(key, push_id, now_s)
@@ -89,7 +89,8 @@ class ShardState:
         outcome = Outcome.DISCARDED if is_late or is_old else self._count(actions, key, push_id, base, is_finite)
         if outcome is not Outcome.APPLIED:
             self._note(worker, outcome)
-        if not is_late and self.is_coordinator and self._must_wait(worker):
+        may_wait = self.is_coordinator and (self.mode.keeps_clocks or self.min_workers > 1)
+        if may_wait and not is_late and self._must_wait(worker):
             self.waiting[key] = Held(push_id, now_s, outcome)
             return actions + self.release(now_s)
         actions.append(self._answer(key, push_id, outcome))

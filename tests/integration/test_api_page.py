@@ -59,12 +59,11 @@ def test_the_page_has_every_error_and_its_exit_code() -> None:
     assert dict(rows) == {kind.__name__: str(kind.exit_code) for kind in kinds}
 
 
-@pytest.mark.parametrize("name", [*sections(CONTEXT), *sections(PACKAGE)])
-def test_a_name_has_a_sentence_and_an_example_with_it(name: str) -> None:
-    text = {**sections(CONTEXT), **sections(PACKAGE)}[name]
-    said = text.partition("```")[0].strip()
-    assert said.endswith(".") and "\n\n" not in said
-    assert any(re.search(rf"(?<![\w.]){re.escape(name)}\b", example) for example in examples(text))
+def test_each_name_has_a_sentence_and_an_example_with_it() -> None:
+    for name, text in {**sections(CONTEXT), **sections(PACKAGE)}.items():
+        said = text.partition("```")[0].strip()
+        assert said.endswith(".") and "\n\n" not in said, name
+        assert any(re.search(rf"(?<![\w.]){re.escape(name)}\b", example) for example in examples(text)), name
 
 
 @pytest.mark.parametrize("is_alone", [False, True], ids=["cluster", "alone"])

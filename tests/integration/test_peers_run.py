@@ -14,8 +14,8 @@ from paceline.lab.measuring import starting
 NIGHTLY = pytest.mark.nightly("a peer whose steps cannot be measured beside ours any more")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("text", [pytest.param("torch RPC, 1 ps + 1", marks=NIGHTLY), "first step"])
+@NIGHTLY
+@pytest.mark.parametrize("text", ["torch RPC, 1 ps + 1", "first step"])
 @pytest.mark.timeout(450)
 def test_a_tiny_run_of_a_group_of_its_own(text: str, processes: Processes, tmp_path: Path) -> None:
     asked = ("--reps", "1", "--steps", "5", "--only", text, "--out", tmp_path / "out")

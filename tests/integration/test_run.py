@@ -50,7 +50,7 @@ class Seen:
         return dict(json.loads(self.paths.summary.read_text()))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # once in a process of xdist, wherever its tests are given to
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("run")
     with started_processes(folder) as processes:

@@ -66,11 +66,9 @@ def test_a_compiled_container(when: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler on this machine")
-@pytest.mark.slow
+@pytest.mark.nightly("a model whose bits differ under the default compiler; others are in make test")
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "when", ["before", pytest.param("after", marks=pytest.mark.nightly("a model that is compiled after prepare()"))]
-)
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_by_the_default_backend(when: str, tmp_path: Path) -> None:
     """Plain and cluster use the same compiled code; compiling takes longer than any lease."""
     check(lambda job: recipe(job, when), tmp_path, ps=1, lane="shm")

@@ -76,7 +76,7 @@ def test_two_workers_in_sync(name: str, tmp_path: Path) -> None:
     judge(CASES[name], CASES[name].two, tmp_path, 2, mode="sync", ps=2, lane=lane)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
     """What processes_script.py saw as a plain script, and on 1 ps + 1 worker."""
     folder = tmp_path_factory.mktemp("processes")

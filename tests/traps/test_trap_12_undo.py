@@ -10,8 +10,8 @@ import pytest
 PROGRAM = Path(__file__).parent / "killed_ps.py"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory that outlives a process is handed over by Linux")
 
-MODES = ("async", "1 of 2", "4 of 2", "bounded")
-NIGHTLY = pytest.mark.nightly("a block that is not undone, once in hundreds of kills, where rounds have another size")
+MODES = ("async", "sync", "1 of 2", "4 of 2", "bounded")
+NIGHTLY = pytest.mark.nightly("a block that is not undone once in hundreds of kills; tens of them are in make test")
 
 
 def killed(optimizer: str, mode: str, pushes: int, numbers: int) -> dict[str, float]:
@@ -29,11 +29,9 @@ def test_a_killed_ps_goes_on_where_it_was() -> None:
 
 
 @linux
+@NIGHTLY
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param("sync", marks=pytest.mark.slow), *(pytest.param(mode, marks=NIGHTLY) for mode in MODES)],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_hundreds_of_kills(mode: str) -> None:
     told = killed("Adam", mode, 300, 600_000)
     assert told["same"] and told["kills"] >= 150 and told["inside"] >= 40, told

@@ -61,7 +61,7 @@ MUTATIONS = (
         "journal: a whole value is written over the one that holds",
         "place = self._whole ^ 1\n",
         "place = self._whole\n",
-        ("tests/unit/test_survival.py",),
+        ("tests/unit/test_journal.py", "tests/unit/test_survival.py"),
     ),
     Mutation(
         "journal: an update is found half done, and taken as it is",

@@ -10,6 +10,7 @@ from sim_ps import SimService
 from sim_watch import Gradient
 from sim_worker import Worker
 
+from paceline.errors import ConnectionLost, Refused
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import Failed, Switched
 
@@ -31,6 +32,7 @@ def check(cluster: "Cluster") -> None:
     check_slots(cluster)
     check_rounds(cluster)
     check_switches(cluster)
+    check_saves(cluster)
 
 
 def is_paused(cluster: "Cluster") -> bool:
@@ -191,6 +193,19 @@ def check_switches(cluster: "Cluster") -> None:
         state = service.core.control.state
         if not adopted <= state.turn <= epoch or state.mode.spec != first.watch.specs[state.turn]:
             service.fault(f"is in {state.mode.spec} of epoch {state.turn}; a worker brought {adopted}")
+
+
+def check_saves(cluster: "Cluster") -> None:
+    """A checkpoint is of one round on all shards, and what is announced goes on to be saved or is forgotten."""
+    for saver in cluster.savers:
+        rounds = {copy.round for copy in saver.copies}
+        if len(rounds) > 1 and all(copy.has_rounds for copy in saver.copies):
+            cluster.world.faults.append(f"{saver.name} saved rounds {rounds} together")
+        if saver.error is not None and not isinstance(saver.error, ConnectionLost | Refused):
+            cluster.world.faults.append(f"{saver.name} failed: {saver.error!r}")
+    control = cluster.services[0].core.control
+    if control.saving.flags and control.saving.target is None:
+        cluster.services[0].fault("tells workers of a save that it does not know")
 
 
 def check_slots(cluster: "Cluster") -> None:

@@ -71,6 +71,7 @@ class Plan:
     switches: int = 0
     ps_restarts: int = 0
     rebirths: int = 0  # a ps dies, and another one is made of what it had written down
+    saves: int = 0  # one in so many updates is saved
     optional: int = 0  # the last so many workers join late, or never
     min_workers: int = 1
     span: float = 60.0  # disasters happen within so many seconds; a run takes one to five minutes

@@ -20,6 +20,7 @@ from paceline.params.layout import Layout
 from paceline.server.control.actions import Action, Answer, Apply
 from paceline.server.control.config import PsConfig
 from paceline.server.control.control import Control, make
+from paceline.server.copies import Copies
 from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.server.durable import Durable, SlotMeta
 from paceline.server.service import Service
@@ -137,6 +138,24 @@ class Ledger:
         """Copy nothing: there are no numbers to put back."""
 
 
+class SimCopies(Copies):
+    """A copy is made right after the update that it is of."""
+
+    def __init__(self, service: "SimService") -> None:
+        super().__init__()
+        self._service = service
+
+    def take(self, shard: Any, number: int, version: int, carried: bytes, has_averages: bool) -> None:
+        service, applied = self._service, self._service.core.control.saving.copy.applied  # type: ignore[union-attr]
+        updates = service.ledger.updates
+        if version != len(updates):
+            service.fault(f"copied version {version} after {len(updates)} updates")
+        late = [g for update in updates for g in update if isinstance(g, tuple) and g[1:3] > applied.get(g[0], (0, 0))]
+        if late:
+            service.fault(f"says of a copy that {applied} are in it, and {late} are, too")
+        super().take(shard, number, version, carried, has_averages)
+
+
 class SimDurable(Durable):
     """Slots have no numbers here, and outlive a ps as they are."""
 
@@ -150,8 +169,9 @@ class SimService(Service):
     def __init__(self, world: World, index: int, plan: "Plan") -> None:
         mode = make_mode(plan.spec, plan.num_workers)
         config = PsConfig(
-            index, plan.num_ps, plan.num_workers, RUN, mode, "bytes", LEASE_S, plan.expected, plan.min_workers
-        )
+            index, plan.num_ps, plan.num_workers, RUN, mode, "bytes", LEASE_S, plan.expected, plan.min_workers,
+            save_every=str(plan.saves or "none"),
+        )  # fmt: skip
         super().__init__(config, b"", lambda task, report: None)
         self.world = world
         self.connections: list[Connection] = []
@@ -173,6 +193,7 @@ class SimService(Service):
         core.control = control = make(config, 7, UPTIME_S + self.world.now, members, state)
         members.watch = self.watch
         core.shard = self.ledger  # type: ignore[assignment]
+        core.copies = SimCopies(self)
         core.perform = self._perform  # type: ignore[method-assign]
         core.wake_after = self._wake_after
         control.do = self._decides  # type: ignore[method-assign]

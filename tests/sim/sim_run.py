@@ -10,6 +10,7 @@ from sim_checks import check
 from sim_network import Connection, World, clock_of
 from sim_plan import Plan
 from sim_ps import SimService
+from sim_saver import Saver
 from sim_worker import Worker
 
 from paceline.cluster.membership import Phase, first_incarnation
@@ -60,6 +61,7 @@ class Cluster:
         self.services = [plan.service(self.world, i, plan) for i in range(plan.num_ps)]
         self.processes: list[Worker] = []
         self.switchers: list[Switcher] = []
+        self.savers: list[Saver] = []
         self.lost: set[int] = set()
         self.fired: Counter[str] = Counter()
         self._incarnations = Counter[int]()
@@ -100,6 +102,12 @@ class Cluster:
         process = self.plan.worker(self, index, first_incarnation(self._incarnations[index]))
         self.processes.append(process)
         process.wake()
+
+    def save(self, process: Worker) -> None:
+        """A worker was told to write a checkpoint."""
+        saver = Saver(self, process.index, process.incarnation)
+        self.savers.append(saver)
+        saver.wake()
 
     # --- disasters --------------------------------------------------------------------------------------------
 

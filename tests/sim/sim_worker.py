@@ -29,6 +29,7 @@ class Worker(Task):
         self.pushed_as = incarnation
         self.flags = 0
         self.rounds: set[int] = set()  # its pushes in a mode with rounds: ps:0 speaks for all
+        self.saves_next = False  # the next update will be saved
         self.adopted = 0  # the last epoch that it brought to all shards
         self.take_dial(m.Dial(0, cluster.plan.spec, 0))
 
@@ -204,9 +205,19 @@ class Worker(Task):
                 except Voided:
                     yield from self.give_up_push(None)
         self.has_ticket = bool(first.flags & Flag.TICKET)
+        self.see_to_saving(first.flags)
         if first.flags & Flag.SWITCH:
             yield from self.ask_first(m.Ready())
             yield from self.pull()
+
+    def see_to_saving(self, flags: int) -> None:
+        """Say where it is after the update that is saved; fetch the next one, if it is to."""
+        if self.saves_next:
+            where = m.encode(m.Position(self.index, version=self.links[0].version, steps=self.push_id))
+            self.post(lambda: self.links[0].send(Kind.COLD, tail=where))
+        self.saves_next = bool(flags & Flag.SAVE)
+        if flags & Flag.WRITES:
+            self.cluster.save(self)
 
     def give_up_push(self, dial: m.Dial | None) -> Doing:
         if dial is None:

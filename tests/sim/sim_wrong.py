@@ -1,5 +1,7 @@
 """DOES the simulation find anything? Deliberately wrong versions of a ps and of a worker, one rule left out in each."""
 
+from collections.abc import Sequence
+
 import msgspec
 from sim_ps import SimService
 from sim_task import Doing, Link
@@ -9,7 +11,7 @@ from paceline.modes.base import Mode
 from paceline.server.control.actions import Action
 from paceline.server.control.budget import Budget
 from paceline.server.control.state import ShardState
-from paceline.server.core import Peer, Reply
+from paceline.server.core import Peer, Reply, Sends
 from paceline.wire.decisions import Decision, Key
 from paceline.wire.frames import Kind
 from paceline.wire.messages import Dial
@@ -161,6 +163,14 @@ class LeavesTheRoundOpen(ShardState):
         return not self.is_switching and super()._waits_for_none()
 
 
+class CopiesTooEarly(ShardState):
+    """A shard that is brought a decision copies itself, and then makes the update that is to be saved."""
+
+    def carry(self, key: Key, push_id: int, decisions: tuple[Decision, ...]) -> list[Action]:
+        actions = super().carry(key, push_id, decisions)
+        return sorted(actions, key=lambda action: type(action).__name__ != "Copy")
+
+
 # --- how it serves ----------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +195,14 @@ class LetsOneFallForAnother(SimService):
         peer.channel.say(reply.message)
         if reply.arenas and peer.channel.shares_memory:
             peer.channel.stream.send_arenas(reply.arenas)
+
+
+class SendsUnderItsLock(SimService):
+    """Who waits is answered by the event that ends its wait, at once."""
+
+    def _perform(self, actions: Sequence[Action], block: bytearray | None = None) -> Sends:
+        self._send_all(super()._perform(actions, block))
+        return []
 
 
 class ClosesWhenWoken(SimService):

@@ -31,6 +31,8 @@ DISASTERS = {
     "ps reborn": Plan(rebirths=4, retries=True, deaths=1, cuts=1, pauses=0.1, not_finite=0.1, span=LONG),
     "budget and ps reborn": Plan(total=12, rebirths=3, retries=True, deaths=2, pauses=0.1, span=LONG),
     "switches and ps reborn": Plan(switches=3, rebirths=3, retries=True, deaths=1, pauses=0.1, span=LONG),
+    "saves": Plan(saves=2, deaths=2, cuts=2, retries=True, pauses=0.1, span=LONG),
+    "saves and evictions": Plan(saves=3, evictions=2, rebirths=2, retries=True, pauses=0.1, not_finite=0.1, span=LONG),
     "least": Plan(optional=1, min_workers=2, deaths=3, restarts=0.6, pauses=0.1, span=LONG),
 }
 SWITCHES = {
@@ -41,6 +43,7 @@ SWITCHES = {
     "switches and evictions": Plan(switches=3, evictions=4, cuts=2, retries=True, pauses=0.1, span=LONG),
     "switches in a budget": Plan(switches=3, total=12, span=LONG),
     "switches and budget": Plan(switches=3, total=12, deaths=1, pauses=0.1, span=LONG),
+    "switches and saves": Plan(switches=3, saves=2, deaths=2, pauses=0.1, span=LONG),
     "switches and joiners": Plan(switches=3, optional=2, min_workers=2, deaths=2, pauses=0.1, span=LONG),
 }
 SIZES = [(num_ps, num_workers) for num_ps in (1, 2, 3) for num_workers in (1, 2, 3, 4)]
@@ -151,6 +154,17 @@ def test_one_worker_gives_several_gradients_to_a_round() -> None:
         assert cluster.run() == []
         given = [[g[0] for g in update] for update in cluster.services[1].ledger.updates]
         assert any(len(update) > len(set(update)) for update in given)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_checkpoints_are_written_in_every_mode(mode: str) -> None:
+    """By one worker after another, of one update on all shards; some are given up."""
+    plans = [Plan(2, 3, spec, saves=2, deaths=1) for spec in MODES[mode] if fits(spec, 3)]
+    clusters = [Cluster(plan, seed) for plan in plans for seed in range(10)]
+    assert [fault for cluster in clusters for fault in cluster.run()] == []
+    savers = [saver for cluster in clusters for saver in cluster.savers]
+    assert sum(len(saver.copies) == 2 for saver in savers) > len(clusters)
+    assert len({saver.index for saver in savers}) > 1
 
 
 def test_a_run_repeats_itself() -> None:

@@ -38,6 +38,8 @@ def is_found(fault: str, plan: Plan, seeds: int) -> bool:
         (Plan(1, 3, "2", state=sim_wrong.GoesOnBelowTheLeast, deaths=2, min_workers=3), "are missing"),
         (Plan(1, 3, "sync", state=sim_wrong.LeavesTheRoundOpen, switches=3), "is stuck"),
         (Plan(1, 3, GRACE, service=sim_wrong.ClosesWhenWoken), "too early"),
+        (Plan(2, 3, "1", state=sim_wrong.CopiesTooEarly, saves=1), "copied version"),
+        (Plan(service=sim_wrong.SendsUnderItsLock), "sends under its lock"),
         (Plan(service=sim_wrong.LetsOneFallForAnother, deaths=2, pauses=0.2), "because of another's connection"),
     ],
     ids=lambda value: (set(value.parts()) - set(Plan().parts())).pop().__name__ if isinstance(value, Plan) else "",

@@ -1,9 +1,9 @@
-"""HOW do new values reach a graph without one more copy? In aligned arrays that TensorFlow keeps as they are.
+"""Hand new values to a TensorFlow graph without one more copy: in aligned arrays that TensorFlow keeps as they are.
 
 Used by frameworks/keras/training_step where a graph has called out. TensorFlow copies what comes back unless its
 address is a multiple of 64; what it does not copy becomes the variable's own memory, until the next values are
-assigned. Must never write into an array that somebody still reads: it is taken again only when its references say that
-it is ours alone.
+assigned. Must never write into an array that is still read: it is taken again only when its references say that it is
+ours alone.
 """
 
 import sys
@@ -24,7 +24,7 @@ class Lent:
         self._sets: list[_Set] = []
 
     def filled(self) -> list[Any]:
-        """What the views hold now, in arrays that nobody else has."""
+        """Copy what the views hold now into arrays that are not in use."""
         taken = next((each for each in self._sets if each.is_free()), None)
         if taken is None:
             taken = _Set(self._views)
@@ -35,7 +35,7 @@ class Lent:
 
 
 class _Set:
-    """One array a view. Whoever holds an array, or a view of one, adds a reference to it or to its memory."""
+    """One array a view. Each user of an array, or of a view of one, adds a reference to it or to its memory."""
 
     def __init__(self, views: Sequence[Any]) -> None:
         self._memory = [np.empty(view.nbytes + ALIGNMENT, np.uint8) for view in views]

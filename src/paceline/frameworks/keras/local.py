@@ -37,8 +37,7 @@ class LocalKerasStep(LocalSteps, KerasStep):
 
         def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
             if in_graph():
-                factor = tf.numpy_function(trainee.before_in_graph, [], tf.float32)
-                factor.set_shape(())
+                factor = trainee.before_in_graph()
                 with tf.control_dependencies([factor]):
                     base.apply(self, trainee.times(factor, grads), trainable_variables)
                 trainee.after_in_graph()
@@ -53,12 +52,12 @@ class LocalKerasStep(LocalSteps, KerasStep):
         self._is_spoiled = True
 
     def factor(self) -> Any:
-        """What --chaos nan makes of the gradient of this step: 1, or none."""
+        """Return what --chaos nan multiplies the gradient of this step by: 1, or NaN."""
         is_spoiled, self._is_spoiled = self._is_spoiled, False
         return np.float32("nan" if is_spoiled else 1.0)
 
     def times(self, factor: Any, gradients: Sequence[Any]) -> Sequence[Any]:
-        """The gradients, the first of them times the factor where --chaos may strike at all."""
+        """Multiply the first of the gradients by the factor, where --chaos may strike at all."""
         if self.injection is None:
             return gradients
         made = list(gradients)
@@ -69,31 +68,28 @@ class LocalKerasStep(LocalSteps, KerasStep):
         return made
 
     def before_in_graph(self) -> Any:
-        """Called by a graph, before the optimizer's own update; the factor comes back."""
+        """In a graph: prepare a step before the optimizer's own update; return the factor of its gradient."""
 
-        def body() -> list[Any]:
+        def body() -> Any:
             self.before_step()
-            return []
+            return self.factor()
 
-        self.called_out(body)
-        return self.factor()
+        factor = tf.numpy_function(self.called_out(body), [], tf.float32)
+        factor.set_shape(())
+        return factor
 
     def after_in_graph(self) -> None:
-        """After the update: a step counts; every H-th time the values go out, and others come back."""
-        before = [weight.variable.value.read_value() for weight in self.trained]
+        """In a graph: count a step after its update; every H-th time the values go out, and others come back."""
 
-        def exchange(*values: Any) -> list[Any]:
-            return self.called_out(lambda: self._stepped_in_graph(list(values)))
+        def body(*values: Any) -> list[Any]:
+            self._values = list(values)
+            try:
+                has_exchanged = self.stepped()
+            finally:
+                self._values = None
+            return self.fresh() if has_exchanged else list(values)
 
-        self.take_back(tf.numpy_function(exchange, before, self.graph_types()))
-
-    def _stepped_in_graph(self, values: list[Any]) -> list[Any]:
-        self._values = values
-        try:
-            has_exchanged = self.stepped()
-        finally:
-            self._values = None
-        return self.fresh() if has_exchanged else values
+        self.exchange(body, [weight.variable.value.read_value() for weight in self.trained])
 
     def _delta(self) -> list[Any]:
         values = self._values if self._values is not None else [read(w.variable) for w in self.trained]

@@ -26,7 +26,7 @@ LOADERS = ("load_weights", "set_weights")
 
 
 def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
-    """Change the optimizer in place: same object, `apply` and `apply_gradients` go to the ps."""
+    """Change the optimizer in place: same object, its `apply` and `apply_gradients` go to the ps."""
 
     def build(self: Any, variables: Sequence[Any]) -> None:
         if not self.built:
@@ -54,27 +54,25 @@ def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
 
         return call
 
-    members = {name: showing(name) for name in ("set_weights", "load_own_variables", "save_own_variables")}
-    change(
-        optimizer,
-        {
-            **members,
-            "build": build,
-            "_backend_apply_gradients": backend_apply_gradients,
-            "exclude_from_weight_decay": exclude_from_weight_decay,
-            "variables": property(variables),
-        },
-    )
+    own = [build, exclude_from_weight_decay]
+    members: dict[str, Any] = {member.__name__: member for member in own}
+    members |= {name: showing(name) for name in ("set_weights", "load_own_variables", "save_own_variables")}
+    members |= {"_backend_apply_gradients": backend_apply_gradients, "variables": property(variables)}
+    change(optimizer, members)
 
 
 def convert_model(model: Any, trainee: "KerasStep", on_epoch: Callable[[], None], progress: Progress) -> None:
-    """Change the model in place."""
+    """Change the model in place: same object, its loaders tell of new values, and its fit of epochs and errors."""
     base = type(model)
+
+    def compile_(self: Any, *args: Any, **options: Any) -> Any:
+        result = base.compile(self, *args, **options)
+        check_compiled(self, trainee.optimizer)
+        return result
+
+    never = property(lambda self: False, lambda self, value: None)  # whatever compile() or the script asks for
     members: dict[str, Any] = {name: _loader(base, name, trainee) for name in LOADERS}
-    members.update(
-        {"fit": _fit(base, on_epoch, progress), "compile": _compile(base, trainee), "jit_compile": _never_compiled()}
-    )
-    change(model, members)
+    change(model, {**members, "fit": _fit(base, on_epoch, progress), "compile": compile_, "jit_compile": never})
 
 
 def change(target: Any, members: dict[str, Any]) -> None:
@@ -89,7 +87,7 @@ def change(target: Any, members: dict[str, Any]) -> None:
 
 
 def _only_for(target: Any, plain: Any, member: Any) -> Any:
-    """A member for this object alone: Keras makes clones and copies of the class of what they are made from."""
+    """Return a member for this object alone: Keras makes clones and copies of the class of what they are made from."""
     if isinstance(member, property):
         pairs = (plain.fget, member.fget), (plain.fset, member.fset)
         return property(*[_only_for(target, *pair) if pair[1] is not None else None for pair in pairs])
@@ -101,7 +99,7 @@ def _only_for(target: Any, plain: Any, member: Any) -> Any:
 
 
 def _register(made: type[Any], base: type[Any]) -> None:
-    """A class that was registered with Keras is saved under that name, and loaded as what was registered."""
+    """Register the new class as its base is: it is saved under that name, and loaded as what was registered."""
     registered = keras.saving.get_registered_name(base)
     if registered != base.__name__:
         package, _, name = registered.rpartition(">")
@@ -149,30 +147,11 @@ def _fit(base: type[Any], on_epoch: Callable[[], None], progress: Progress) -> C
     return fit
 
 
-def _compile(base: type[Any], trainee: "KerasStep") -> Callable[..., Any]:
-    def compile_(self: Any, *args: Any, **options: Any) -> Any:
-        result = base.compile(self, *args, **options)
-        check_compiled(self, trainee.optimizer)
-        return result
-
-    return compile_
-
-
 def check_compiled(model: Any, optimizer: Any) -> None:
-    """A model that is compiled with another optimizer would train beside the ps."""
+    """Refuse a model that is compiled with another optimizer: it would train beside the ps."""
     used = getattr(model, "optimizer", None)
     if used is not None and used is not optimizer and getattr(used, "inner_optimizer", None) is not optimizer:
         raise UsageError(
             "model.compile() was given another optimizer than prepare(): give both the same object, "
             "model.compile(optimizer=optimizer, …) and prepare(model, optimizer)"
         )
-
-
-def _never_compiled() -> property:
-    def get(self: Any) -> bool:
-        return False
-
-    def put(self: Any, value: object) -> None:
-        """What compile() or the script asks for."""
-
-    return property(get, put)

@@ -1,6 +1,6 @@
-"""WHAT does a Keras worker see? Its own model and optimizer, unchanged; underneath, the ps owns the numbers.
+"""Bind a Keras model and its optimizer to the cluster: both stay the user's own, and the ps owns the numbers.
 
-Made by `ctx.prepare`. worker/training_step has what every framework shares; here are Keras's variables. A variable's
+Made by ctx.prepare. worker/training_step has what every framework shares; here are Keras's variables. A variable's
 memory is TensorFlow's, and what was read from it never changes, so new values are assigned, not written into it.
 
 A step comes in one of two ways:
@@ -64,7 +64,9 @@ class KerasStep(TrainingStep):
         self.trained: list[Weight] = [self.weights[t.name] for t in layout.trained]
         self._number = {id(w.variable): index for index, w in enumerate(self.trained)}
         self._number.update({id(w.variable.value): index for index, w in enumerate(self.trained)})
-        self.views = self._lay_views()
+        offsets = self.plan.tensor_offsets()
+        starts = [offsets.get(index, 0) for index in range(len(self.trained))]
+        self.views = self._views(layout.trained, starts, self.arena.memory)
         self._lent = Lent(self.views)
         self.fill_arena()
         self.lr = learning_rate(optimizer)
@@ -79,18 +81,10 @@ class KerasStep(TrainingStep):
         self._gradients: list[Any] = []
 
     def make_spec(self) -> OptimizerSpec:
-        """What the ps shall run."""
+        """Return the optimizer that the ps shall run."""
         return optimizer_spec(self.optimizer, self._num_groups, self._as_torch)
 
     # --- memory -----------------------------------------------------------------------------------------------
-
-    def _lay_views(self) -> list[Any]:
-        """Every trained variable's place in the arena, in the order of the variable's own axes."""
-        offsets, views = self.plan.tensor_offsets(), []
-        for index, (spec, weight) in enumerate(zip(self.layout.trained, self.trained, strict=True)):
-            part = vector(self.arena.memory, spec.dtype, offsets.get(index, 0), spec.numel)
-            views.append(weight.as_own(part.reshape(spec.shape)))
-        return views
 
     def mirror(self) -> None:
         if not self.is_in_graph:  # else the graph assigns
@@ -103,28 +97,26 @@ class KerasStep(TrainingStep):
 
     def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
         block = bytearray(size_bytes)
-        for weight, view in self._places(specs, offsets, block):
-            np.copyto(view, read(weight.variable))
+        for spec, view in zip(specs, self._views(specs, offsets, memoryview(block)), strict=True):
+            np.copyto(view, read(self.weights[spec.name].variable))
         return bytes(block)
 
     def take_carried(self, block: bytearray) -> None:
-        for weight, view in self._places(self.layout.carried, self.layout.carried_offsets, block):
-            assign(weight.variable, view)
+        specs = self.layout.carried
+        for spec, view in zip(specs, self._views(specs, self.layout.carried_offsets, memoryview(block)), strict=True):
+            assign(self.weights[spec.name].variable, view)
 
-    def _places(
-        self, specs: Sequence[TensorSpec], offsets: Sequence[int], block: bytearray
-    ) -> list[tuple[Weight, Any]]:  # fmt: skip
-        found = []
-        for spec, offset in zip(specs, offsets, strict=True):
-            weight = self.weights[spec.name]
-            part = vector(memoryview(block), spec.dtype, offset, spec.numel).reshape(spec.shape)
-            found.append((weight, weight.as_own(part)))
-        return found
+    def _views(self, specs: Sequence[TensorSpec], offsets: Sequence[int], memory: memoryview) -> list[Any]:
+        """View these weights in memory, with each variable's own order of axes."""
+        parts = [
+            vector(memory, s.dtype, offset, s.numel).reshape(s.shape) for s, offset in zip(specs, offsets, strict=True)
+        ]
+        return [self.weights[s.name].as_own(part) for s, part in zip(specs, parts, strict=True)]
 
     # --- connecting -------------------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        """Views on the slots, parameters from the ps; `on_load` is called after the script has loaded weights."""
+        """Find the slots, take the parameters of the ps, and call `on_load` after the script has loaded weights."""
         self.find_slots()
         self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
         self.on_load = on_load
@@ -155,7 +147,7 @@ class KerasStep(TrainingStep):
             self._say("paceline: this optimizer has trained before; what it remembers starts anew on the ps")
 
     def forget_count(self) -> None:
-        """The iterations are set to those of a checkpoint, not by the script."""
+        """Expect iterations that are set to those of a checkpoint, not by the script."""
         if self.state is not None:
             self.state.next_count = None
 
@@ -193,7 +185,7 @@ class KerasStep(TrainingStep):
     # --- one step ---------------------------------------------------------------------------------------------
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Called by the optimizer with what Keras has clipped and unscaled."""
+        """Push what Keras has clipped and unscaled; the optimizer calls this."""
         refuse_extras(self.optimizer)
         numbers = [self.number(v) for v in variables]
         if len(set(numbers)) < len(numbers):
@@ -209,7 +201,7 @@ class KerasStep(TrainingStep):
         self.step(self._ordered([as_array(g) for g in gradients], numbers))
 
     def number(self, variable: Any) -> int:
-        """Which of the trained tensors a variable is."""
+        """Return which of the trained tensors a variable is."""
         if id(variable) not in self._number:
             raise PacelineError(
                 f"{getattr(variable, 'path', variable)} was not trainable when prepare() saw the model, so the ps do "
@@ -234,43 +226,41 @@ class KerasStep(TrainingStep):
     def _apply_in_graph(self, gradients: Sequence[Any], numbers: Sequence[int]) -> None:
         def step(lr: Any, count: Any, *arrays: Any) -> list[Any]:
             self.lr, self._iterations = float(lr), int(count)
-            return self.called_out(lambda: self._step_called(self._ordered(arrays, numbers)))
+            self.step(self._ordered(arrays, numbers))
+            return self.fresh()
 
         dense = [tf.convert_to_tensor(g) for g in gradients]
-        said = [tf.convert_to_tensor(each) for each in (self.optimizer.learning_rate, self.optimizer.iterations)]
+        numbers_now = [tf.convert_to_tensor(each) for each in (self.optimizer.learning_rate, self.optimizer.iterations)]
         before = [weight.variable._value.read_value() for weight in self.trained]
         with tf.control_dependencies(before):  # what the graph has assigned to them by now is found by the call
-            fresh = tf.numpy_function(step, [*said, *dense], self.graph_types())
-        self.take_back(fresh)
+            self.exchange(step, [*numbers_now, *dense])
 
-    def _step_called(self, gradients: list[Any]) -> list[Any]:
-        self.step(gradients)
-        return self.fresh()
-
-    def called_out(self, body: Callable[[], list[Any]]) -> list[Any]:
-        """Run by a graph. What is raised here comes out of TensorFlow as an error of its own: keep the true one."""
-        self.is_in_graph = True
-        try:
-            return body()
-        except BaseException as error:
-            exits.inside.append(error)
-            raise
-        finally:
-            self.is_in_graph = False
-
-    def fresh(self) -> list[Any]:
-        """The arena's values as arrays of their own: TensorFlow takes them as they are."""
-        return self._lent.filled()
-
-    def graph_types(self) -> list[Any]:
-        """What a call out of a graph brings back: a value for every trained variable."""
-        return [tf.as_dtype(spec.dtype) for spec in self.layout.trained]
-
-    def take_back(self, values: Sequence[Any]) -> None:
-        """In a graph: the variables get what came back."""
+    def exchange(self, body: Callable[..., list[Any]], given: Sequence[Any]) -> None:
+        """In a graph: call `body` with these tensors, and give every trained variable the value that it returns."""
+        values = tf.numpy_function(self.called_out(body), given, [tf.as_dtype(s.dtype) for s in self.layout.trained])
         for weight, value in zip(self.trained, values, strict=True):
             value.set_shape(weight.variable.shape)
             weight.variable._value.assign(value)
+
+    def called_out(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a graph calls for `body`. What is raised there comes out of TensorFlow as an error of its own:
+        keep the true one."""
+
+        def call(*given: Any) -> Any:
+            self.is_in_graph = True
+            try:
+                return body(*given)
+            except BaseException as error:
+                exits.inside.append(error)
+                raise
+            finally:
+                self.is_in_graph = False
+
+        return call
+
+    def fresh(self) -> list[Any]:
+        """Copy the arena's values into arrays of their own: TensorFlow takes them as they are."""
+        return self._lent.filled()
 
     def _spoil(self) -> None:
         for index, gradient in enumerate(self._gradients):
@@ -292,9 +282,7 @@ class KerasStep(TrainingStep):
         return Hardware().name(Device.parse(_device_of(self.trained[0].variable)))
 
     def mapping_lines(self, task: Task) -> list[str]:
-        if not IS_TENSORFLOW:
-            return ["Device mapping: no known devices."]
-        cards = tf.config.list_physical_devices("GPU")
+        cards = tf.config.list_physical_devices("GPU") if IS_TENSORFLOW else []
         lines = [f"{Device(kind='GPU', index=i).filled(task)} -> {card.name}" for i, card in enumerate(cards)]
         return ["Device mapping:", *lines] if lines else ["Device mapping: no known devices."]
 
@@ -324,17 +312,17 @@ def _has_same_bytes(values: Any, view: Any) -> bool:
 
 
 def in_graph() -> bool:
-    """Whether what is called now becomes part of a graph."""
+    """Tell whether what is called now becomes part of a graph."""
     return IS_TENSORFLOW and bool(tf.inside_function())
 
 
 def read(variable: Any) -> Any:
-    """A variable's values as an array, on its own memory where that is possible."""
+    """Return a variable's values as an array, on its own memory where that is possible."""
     return as_array(variable._value)
 
 
 def as_array(tensor: Any) -> Any:
-    """A gradient's values; rows of an embedding's gradient are laid out whole."""
+    """Return a gradient's values; rows of an embedding's gradient are laid out whole."""
     if not IS_TENSORFLOW:
         return np.asarray(keras.ops.convert_to_numpy(tensor))
     dense = tf.convert_to_tensor(tensor)
@@ -345,7 +333,7 @@ def as_array(tensor: Any) -> Any:
 
 
 def assign(variable: Any, values: Any) -> None:
-    """New values for a variable, copied."""
+    """Copy new values into a variable."""
     if not IS_TENSORFLOW:
         variable.assign(np.array(values))
         return
@@ -354,7 +342,7 @@ def assign(variable: Any, values: Any) -> None:
 
 
 def _device_of(variable: Any) -> str:
-    """TensorFlow's short name of where a variable lies."""
+    """Return TensorFlow's short name of where a variable lies."""
     if not IS_TENSORFLOW:
         return "/gpu:0" if getattr(variable.value, "is_cuda", False) else "/cpu:0"
     _, _, kind = variable.value.device.rpartition("device:")

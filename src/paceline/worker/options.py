@@ -1,4 +1,4 @@
-"""WHAT do a scheduler and an optimizer's groups remember? Their plain values, for a checkpoint, and the way back.
+"""Save the plain values of a scheduler and of an optimizer's groups in a checkpoint, and set them again.
 
 Used by frameworks/torch/position. By shape, not by class: whatever has a state_dict of plain values is a scheduler.
 Nothing is run that comes back; a value takes the type of the one that is there.
@@ -12,7 +12,7 @@ PARAMETERS = "params"
 
 
 def saved_groups(optimizer: Any) -> list[dict[str, object]]:
-    """Every option of every group that is a plain value, also what schedulers keep there for themselves."""
+    """Return every option of every group that is a plain value, also what schedulers keep there for themselves."""
     return [
         {name: told for name, value in group.items() if name != PARAMETERS and _is_plain(told := plain(value))}
         for group in optimizer.param_groups
@@ -20,7 +20,7 @@ def saved_groups(optimizer: Any) -> list[dict[str, object]]:
 
 
 def load_groups(optimizer: Any, groups: Sequence[Mapping[str, object]]) -> bool:
-    """The way back; False: there are other groups now."""
+    """Set the options of the groups; return False if there are other groups now."""
     if len(groups) != len(optimizer.param_groups):
         return False
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -35,22 +35,20 @@ def load_groups(optimizer: Any, groups: Sequence[Mapping[str, object]]) -> bool:
 
 
 def saved_scheduler(scheduler: Any) -> dict[str, object] | None:
-    """Its state_dict, if that holds plain values only."""
+    """Return a scheduler's state_dict if that holds plain values only."""
     state = plain(scheduler.state_dict())
     return state if isinstance(state, dict) and _is_plain(state) else None
 
 
 def load_scheduler(scheduler: Any, saved: Mapping[str, object]) -> None:
-    """The way back."""
+    """Set a scheduler's state."""
     now = scheduler.state_dict()
     scheduler.load_state_dict({name: alike(now.get(name), value) for name, value in saved.items()})
 
 
 def plain(value: Any) -> Any:
-    """torch's and numpy's numbers become Python's, inside of everything."""
-    if isinstance(value, Counter):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, dict):
+    """Convert torch's and numpy's numbers to Python's, inside of everything."""
+    if isinstance(value, dict):  # a Counter, too
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
         return [plain(each) for each in value]
@@ -60,7 +58,7 @@ def plain(value: Any) -> Any:
 
 
 def alike(now: object, value: object) -> object:
-    """A value that came back as JSON has it, as what is there now has it.
+    """Return a value that came back as JSON has it with the type of the one there now.
 
     >>> alike((0.9, 0.99), [0.8, 0.9]), alike(Counter([3]), {3: 1})
     ((0.8, 0.9), Counter({3: 1}))

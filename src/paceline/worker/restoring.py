@@ -4,6 +4,7 @@ Called by the chief before it initialises the ps, and when a ps came back withou
 Independent of how many ps and workers wrote it. Refuses the checkpoint of another model, with a list of what differs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,7 +45,7 @@ class Restored:
             )
 
     def lay_out(self, arena: memoryview) -> None:
-        """The trained parameters, shard after shard."""
+        """Copy the trained parameters into the arena, shard after shard."""
         self._lay_out(arena, self._loaded.model)
 
     def _lay_out(self, arena: memoryview, tensors: dict[str, Entry]) -> None:
@@ -82,7 +83,7 @@ class Restored:
         return bytes(block) if is_there else None
 
     def parameters_of(self, index: int) -> memoryview:
-        """One shard's."""
+        """Return the parameters of one shard."""
         if self._arena is None:
             self._arena = Arena.private(self._plan.total_bytes).memory
             self.lay_out(self._arena)
@@ -90,7 +91,7 @@ class Restored:
         return self._arena[base : base + self._plan.shard_bytes[index]]
 
     def send_rest(self, wanted: Sequence[Asked]) -> None:
-        """After the parameters: averages, then optimizer state and masters."""
+        """Send what follows the parameters: averages, then optimizer state and masters."""
         if self._loaded.averages is not None:
             arena = Arena.private(self._plan.total_bytes).memory
             self._lay_out(arena, self._loaded.averages)
@@ -124,10 +125,8 @@ class Restored:
     def init(self, index: int, num_workers: int) -> m.Init:
         """Return the message that comes with a ps's first values."""
         state = self.state
-        told = m.Init(state.global_step, state.lineage + 1)
-        if index != 0:
-            return told
-        return m.Init(told.version, told.lineage, state.seed, positions(self._loaded, num_workers))
+        first = (state.seed, positions(self._loaded, num_workers)) if index == 0 else ()
+        return m.Init(state.global_step, state.lineage + 1, *first)
 
 
 def buffer_name(worker: int, name: str) -> str:
@@ -140,14 +139,10 @@ def buffer_name(worker: int, name: str) -> str:
 
 
 def in_storage_order(spec: TensorSpec, entry: Entry) -> memoryview | bytes:
-    """The bytes of a tensor in C order, as its own strides lay them in memory."""
+    """Return the bytes of a tensor, which a checkpoint has in C order, as its own strides lay them in memory."""
     if spec.numel == 0:
         return b""
-    contiguous, expected = 1, []
-    for extent in reversed(spec.shape):
-        expected.append(contiguous)
-        contiguous *= extent
-    if tuple(reversed(expected)) == spec.stride:
+    if spec.stride == tuple(math.prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))):
         return memoryview(entry.data).cast("B")
     item = ITEM_BYTES[spec.dtype]
     values = np.frombuffer(entry.data, dtype=RAW[item]).reshape(spec.shape)

@@ -53,8 +53,8 @@ class Carried:
                     tensor.copy_(_place(block, spec, offset))
 
     def end(self, specs: Sequence[TensorSpec]) -> UsageError | None:
-        """Training is over: return the refusal of a tensor that does not fit any more. From now on its last value that
-        did is saved."""
+        """Return the refusal of a tensor that does not fit any more at the end of training. From now on its last value
+        that did is saved."""
         try:
             list(self._found(specs))
         except UsageError as refused:
@@ -69,7 +69,7 @@ class Carried:
         )
 
     def _made_since(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The parameters that the model did not have at prepare()."""
+        """Yield the parameters that the model did not have at prepare()."""
         return ((name, p) for name, p in self._model.named_parameters() if id(p) not in self._parameters)
 
     def _found(self, specs: Sequence[TensorSpec]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:

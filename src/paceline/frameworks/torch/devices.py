@@ -1,8 +1,8 @@
-"""WHERE is a device of this process, in torch's words? `/gpu:1` → `cuda:1`, or the CPU where there is none.
+"""Find a device of this process by TensorFlow's name, in torch's words: `/gpu:1` is `cuda:1`, or the CPU without one.
 
 Called by worker/session for the worker's own device, by towers, placed modules and ops for theirs. Nothing here starts
 CUDA by itself: what must hold on a card (which one is current, how much of its memory) is told to torch for later.
-Must never run in the nursery or the launcher: whoever has asked the driver cannot fork tasks that use it.
+Must never run in the nursery or the launcher: a process that has asked the driver cannot fork tasks that use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ _serving: list[int] = []  # how many tasks of this host serve ops, if this one d
 
 
 def configure(use: GpuUse) -> None:
-    """How this process may use GPUs from now on; the last one counts."""
+    """Set how this process may use GPUs from now on."""
     _configured[:] = [use]
 
 
 def here() -> Hardware:
-    """The GPUs of this process now. torch counts them without starting CUDA, and reads CUDA_VISIBLE_DEVICES anew until
-    CUDA has started, so that what a script writes into os.environ counts."""
+    """Return the GPUs of this process now. torch counts them without starting CUDA, and reads CUDA_VISIBLE_DEVICES anew
+    until CUDA has started, so that what a script writes into os.environ counts."""
     return Hardware(torch.cuda.device_count(), _configured[0] if _configured else GpuUse())
 
 
 def torch_device(
     device: Device | str, hardware: Hardware | None = None, say: Callable[[str], None] | None = None
 ) -> torch.device:
-    """torch's name of a device of this process; its job and task are not looked at.
+    """Return torch's name of a device of this process; its job and task are not looked at.
 
     >>> torch_device("/cpu:0")
     device(type='cpu')
@@ -48,18 +48,21 @@ def torch_device(
     """
     asked = Device.parse(device) if isinstance(device, str) else device
     there = here() if hardware is None else hardware
-    if asked.kind != "GPU":
-        return torch.device("cpu")
-    if there.has(asked):
+    if asked.kind == "GPU" and there.has(asked):
         return torch.device("cuda", card(asked, there.real) or 0)
-    if not there.use.is_soft:
-        raise UsageError(f"{missing(asked, there)}; name one that is there, or let it be replaced (--soft-placement).")
-    say_once(f"{missing(asked, there)}: the CPU is used instead (--no-soft-placement refuses)", say)
+    if asked.kind == "GPU":
+        _replace_by_cpu(missing(asked, there), there, say)
     return torch.device("cpu")
 
 
+def _replace_by_cpu(why: str, hardware: Hardware, say: Callable[[str], None] | None) -> None:
+    if not hardware.use.is_soft:
+        raise UsageError(f"{why}; name one that is there, or let it be replaced (--soft-placement).")
+    say_once(f"{why}: the CPU is used instead (--no-soft-placement refuses)", say)
+
+
 def missing(device: Device, hardware: Hardware) -> str:
-    """What is not there, and what is.
+    """Say what is not there, and what is.
 
     >>> missing(Device.parse("/gpu:2"), Hardware(real=1))
     'There is no /gpu:2 here (there is: /gpu:0)'
@@ -69,7 +72,7 @@ def missing(device: Device, hardware: Hardware) -> str:
 
 
 def say_once(text: str, say: Callable[[str], None] | None = None) -> None:
-    """The same sentence is printed once in a process."""
+    """Print a sentence once in a process."""
     if text not in _said:
         _said.add(text)
         (say or _print)(text)
@@ -87,7 +90,7 @@ class Pin(msgspec.Struct, frozen=True):
     name: str
 
     def name_of(self, used: torch.device) -> str:
-        """What tables show for the device that the script's parameters are on, which may be another one."""
+        """Return what tables show for the device that the script's parameters are on, which may be another one."""
         if used == self.torch_device or (used.type == "cuda" == self.torch_device.type and used.index is None):
             return self.name
         kind = "GPU" if used.type == "cuda" else "CPU"
@@ -99,7 +102,7 @@ def pin(
 ) -> Pin:
     """Find the worker's own device, and let torch know what holds on it once CUDA starts.
 
-    `asked` is CUDA_VISIBLE_DEVICES as this process has it: who names cards there has asked for them.
+    `asked` is CUDA_VISIBLE_DEVICES as this process has it: cards that are named there are asked for.
     """
     if assignment is not None:
         configure(GpuUse.of(assignment.settings))
@@ -110,8 +113,9 @@ def pin(
         settings, cluster, task = assignment.settings, assignment.cluster, assignment.task
         wanted = pinned(settings, cluster, task, there.count)
         tasks = sharing(settings, cluster, task, there.count, there.real)
-    if not there.count and _names_cards(asked) and not (assignment and assignment.settings.worker_device):
-        _tell_no_card(asked, there, say)
+    names_cards = asked is not None and asked.strip() not in ("", "-1")
+    if names_cards and not there.count and not (assignment and assignment.settings.worker_device):
+        _replace_by_cpu(f"CUDA_VISIBLE_DEVICES={asked} names no GPU that torch can use here", there, say)
     found = torch_device(wanted, there, say)
     own = wanted if found.type == "cuda" else CPU
     if found.type == "cuda":
@@ -119,20 +123,9 @@ def pin(
     return Pin(own, found, there.name(own))
 
 
-def _names_cards(asked: str | None) -> bool:
-    return asked is not None and asked.strip() not in ("", "-1")
-
-
-def _tell_no_card(asked: str | None, hardware: Hardware, say: Callable[[str], None]) -> None:
-    text = f"CUDA_VISIBLE_DEVICES={asked} names no GPU that torch can use here"
-    if not hardware.use.is_soft:
-        raise UsageError(f"{text}; name one that is there, or let it be replaced (--soft-placement).")
-    say_once(f"{text}: the CPU is used instead (--no-soft-placement refuses)", say)
-
-
 def serve_all(use: GpuUse, say: Callable[[str], None], tasks: int | None = None) -> None:
-    """For a process that runs ops on all its cards: this holds on each from now on. `tasks` of this host do so, each
-    with its share; None: as many as were told last, or this one alone."""
+    """Set how a process that runs ops on all its cards uses them. `tasks` of this host do so, each with its share;
+    None: as many as were told last, or this one alone."""
     _serving[:] = [tasks] if tasks is not None else _serving
     num = _serving[0] if _serving else 1
     configure(use)
@@ -148,7 +141,7 @@ def at_first_use(
     say: Callable[[str], None],
     current: torch.device | None = None,
 ) -> None:
-    """When CUDA starts, or now if it has: so much memory of these cards, and `current` is what plain "cuda" means."""
+    """Limit the memory of these cards when CUDA starts, or now if it has; plain "cuda" means `current` then."""
 
     def begin() -> None:
         share = use.share(sharing)
@@ -178,7 +171,7 @@ def take(device: torch.device, share: float, say: Callable[[str], None]) -> None
 
 
 def mapping_lines(task: Task, hardware: Hardware | None = None) -> list[str]:
-    """The lines `Device mapping:` of --log-device-placement; asking for names starts CUDA, where there is a card.
+    """Return the lines `Device mapping:` of --log-device-placement. Asking for names starts CUDA, if there is a card.
 
     >>> mapping_lines(Task("localhost", 0), Hardware(real=0))
     ['Device mapping: no known devices.']
@@ -195,7 +188,7 @@ def mapping_lines(task: Task, hardware: Hardware | None = None) -> list[str]:
 
 
 def card_text(number: int) -> str:
-    """A card's name and where it is plugged in, as TensorFlow's log has it."""
+    """Return a card's name and where it is plugged in, as TensorFlow's log has it."""
     about = torch.cuda.get_device_properties(number)
     where = [getattr(about, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     if None in where:

@@ -30,11 +30,11 @@ class OptimizerState(MutableMapping[torch.Tensor, State]):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the script has written since the state was fetched."""
+        """Tell whether the script has written since the state was fetched."""
         return self.is_fetched and _digest(self._values) != self._fetched
 
     def forget(self) -> None:
-        """Fetch anew when it is touched again."""
+        """Let the state go: it is fetched anew when it is touched again."""
         self._values, self._fetched, self.is_fetched = defaultdict(dict), None, False
 
     def replace(self, values: Mapping[torch.Tensor, State]) -> None:
@@ -69,7 +69,7 @@ class OptimizerState(MutableMapping[torch.Tensor, State]):
         return self._now().get(key, default)
 
     def __reduce__(self) -> Any:
-        """A copy is torch's own kind of state."""
+        """Make a copy torch's own kind of state."""
         return defaultdict, (dict, dict(self._now()))
 
 
@@ -87,7 +87,7 @@ def states_of(slots: Slots, layout: Layout, parameters: Sequence[torch.Tensor]) 
 
 
 def slots_of(states: Mapping[torch.Tensor, State], layout: Layout, parameters: Sequence[torch.Tensor]) -> Slots:
-    """The other way: what the ps take."""
+    """Return torch's states as the ps take them."""
     slots: Slots = {}
     for index, (spec, parameter) in enumerate(zip(layout.trained, parameters, strict=True)):
         state = states.get(parameter, {})

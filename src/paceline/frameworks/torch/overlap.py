@@ -1,4 +1,4 @@
-"""HOW can a gradient leave while backward still runs? In buckets, as autograd finishes each tensor (`--overlap`).
+"""Send a gradient while backward still runs, in buckets, as autograd finishes each tensor (`--overlap`).
 
 Used by frameworks/torch/training_step on lane tcp, for shards that are sent straight from the gradients. A bucket only
 lies in the slot on the ps: the push that `step()` sends makes the whole gradient count. What a script changes between
@@ -48,8 +48,8 @@ class Overlap:
                     parameter.register_post_accumulate_grad_hook(lambda p, i=index: self._is_ready(i, p))  # type: ignore[no-untyped-call]
 
     def _is_ready(self, index: int, parameter: torch.Tensor) -> None:
-        """Autograd has finished this gradient, for this backward pass. While the last push is not answered the slot
-        on a ps may still be read; then it waits for step()."""
+        """Hand over a gradient that autograd has finished. While the last push is not answered the slot on a ps may
+        still be read: then it waits for step()."""
         if parameter.grad is not None and not self._client.is_pending and self._owner.is_here:
             self._hand_over(index, parameter.grad)
 
@@ -58,11 +58,11 @@ class Overlap:
         self._queue.put((index, gradient))
 
     def _connections(self) -> int:
-        """Grows whenever a ps was connected to again: what lay in its slot there is to be sent again."""
+        """Count the connections made: with every new one, what lay in the slot of that ps is to be sent again."""
         return sum(self._links[shard].connections for shard in self.shards)
 
     def flush(self, gradients: Gradients) -> None:
-        """Before the push: send what was not sent, or was changed since; then wait until all has left."""
+        """Send what was not sent before the push, or was changed since; then wait until all has left."""
         if not self.shards:
             return
         _refuse_scaler()
@@ -79,7 +79,7 @@ class Overlap:
             raise self._error
 
     def forget(self) -> None:
-        """Parameters were read, perhaps through the slots: what lay there is to be sent again."""
+        """Send everything again: parameters were read, perhaps through the slots."""
         self._sent.clear()
 
     def close(self) -> None:

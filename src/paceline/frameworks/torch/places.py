@@ -188,7 +188,7 @@ def _held_elsewhere(tensors: Mapping[str, torch.Tensor], is_trained: set[int]) -
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """The device and the addresses between which a tensor's elements lie."""
+    """Return the device and the addresses between which a tensor's elements lie."""
     last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return tensor.get_device(), start, start + (last + 1) * tensor.element_size()

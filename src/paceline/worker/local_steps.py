@@ -73,7 +73,13 @@ class LocalSteps(TrainingStep):
     # --- the optimizer of the ps ------------------------------------------------------------------------------
 
     def make_spec(self) -> OptimizerSpec:
-        return outer_spec(self.num_groups(), self._outer_lr, outer_momentum(self._momentum, self._outer))
+        """Return the outer optimizer: SGD over deltas, with Nesterov momentum if there is any."""
+        momentum = outer_momentum(self._momentum, self._outer)
+        options: Options = {
+            "lr": self._outer_lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0,
+            "maximize": False, "foreach": None, "differentiable": False, "fused": None,
+        }  # fmt: skip
+        return OptimizerSpec("SGD", [options for _ in range(self.num_groups())])
 
     def _changed_options(self) -> list[Options] | None:
         """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""
@@ -154,12 +160,3 @@ class LocalSteps(TrainingStep):
         if self._since_exchange == 0:
             super().take_newest()
             self._start_here()
-
-
-def outer_spec(num_groups: int, lr: float, momentum: float) -> OptimizerSpec:
-    """Return the optimizer of mode local's ps: SGD over deltas, with Nesterov momentum if there is any."""
-    options: Options = {
-        "lr": lr, "momentum": momentum, "dampening": 0, "weight_decay": 0, "nesterov": momentum > 0, "maximize": False,
-        "foreach": None, "differentiable": False, "fused": None,
-    }  # fmt: skip
-    return OptimizerSpec("SGD", [options for _ in range(num_groups)])

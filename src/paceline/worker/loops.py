@@ -87,38 +87,25 @@ def _count(iterated: ast.expr) -> str:
     'args.epochs'
     """
     match iterated:
-        case ast.Call(func=ast.Name(id="range"), args=[one], keywords=[]):
-            return ast.unparse(one)
-        case ast.Call(
-            func=ast.Name(id="range"),
-            args=[ast.Constant(value=1), ast.BinOp(left=one, op=ast.Add(), right=ast.Constant(value=1))],
-            keywords=[],
-        ):
-            return ast.unparse(one)
-        case ast.Call(func=ast.Name(id="range"), args=[ast.Constant(value=0) | ast.Name() | ast.Attribute(), one]):
-            return ast.unparse(one)
+        case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]):
+            match arguments:
+                case [one] | [ast.Constant(value=1), ast.BinOp(left=one, op=ast.Add(), right=ast.Constant(value=1))]:
+                    return ast.unparse(one)
+                case [ast.Constant(value=0) | ast.Name() | ast.Attribute(), one]:
+                    return ast.unparse(one)
     return ""
 
 
-def _around(frame: FrameType, tree: ast.Module) -> Iterator[Statement]:
+def _around(frame: FrameType, tree: ast.Module) -> list[Statement]:
     """Return the loops of this frame's function whose body is being executed, the innermost first."""
-    place = _place(frame)
-    first = frame.f_code.co_firstlineno
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, Statement) and node.lineno >= first and _start(node) <= place <= _end(node)
-    ]
-    return iter(sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True))
-
-
-def _start(node: Statement) -> tuple[int, int]:
-    return node.body[0].lineno, node.body[0].col_offset
-
-
-def _end(node: Statement) -> tuple[int, int]:
-    last = node.body[-1]
-    return last.end_lineno or last.lineno, last.end_col_offset or 0
+    place, found = _place(frame), []
+    for node in ast.walk(tree):
+        if isinstance(node, Statement) and node.lineno >= frame.f_code.co_firstlineno:
+            first, last = node.body[0], node.body[-1]
+            end = last.end_lineno or last.lineno, last.end_col_offset or 0
+            if (first.lineno, first.col_offset) <= place <= end:
+                found.append(node)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True)
 
 
 def _place(frame: FrameType) -> tuple[int, int]:
@@ -132,14 +119,10 @@ def _place(frame: FrameType) -> tuple[int, int]:
 def _asks_global_step(statement: Statement, tree: ast.Module | None) -> bool:
     """Tell whether a loop's head reads the global step, also in a function that it calls, or its body compares it."""
     header = statement.test if isinstance(statement, ast.While) else statement.iter
-    if _names_step(header):
-        return True
-    called = {
-        node.func.id for node in ast.walk(header) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    functions = [node for node in ast.walk(tree or header) if isinstance(node, ast.FunctionDef) and node.name in called]
-    compared = [node for node in ast.walk(statement) if isinstance(node, ast.Compare)]
-    return any(_names_step(node) for node in [*functions, *compared])
+    called = {n.func.id for n in ast.walk(header) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    functions = [n for n in ast.walk(tree or header) if isinstance(n, ast.FunctionDef) and n.name in called]
+    compared = [n for n in ast.walk(statement) if isinstance(n, ast.Compare)]
+    return any(_names_step(each) for each in [header, *functions, *compared])
 
 
 def _begins_later(statement: Statement, frame: FrameType) -> bool:

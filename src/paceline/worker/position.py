@@ -56,31 +56,25 @@ class Own:
 class Trains(Protocol):
     """The worker whose position this is (worker/session)."""
 
-    def steps_done(self) -> int: ...
-
-    def samples_done(self) -> float | None: ...
-
-    def send_position(self, position: Position) -> None: ...
-
-    def check_loop(self, loop: Loop) -> None:
-        """Refuse a loop that neither ctx.epochs nor ctx.steps guides, or warn of it: the run goes on, and it begins."""
-        ...
-
-
-class NoWorker:
-    """A position that belongs to no worker yet."""
-
     def steps_done(self) -> int:
+        """Return how many steps it has made."""
         return 0
 
     def samples_done(self) -> float | None:
+        """Return how many samples were in all of its gradients; None if that is not known."""
         return 0.0
 
     def send_position(self, position: Position) -> None:
-        pass
+        """Send the position for the update that will be saved."""
+        return None
 
     def check_loop(self, loop: Loop) -> None:
-        pass
+        """Refuse a loop that neither ctx.epochs nor ctx.steps guides, or warn of it: the run goes on, and it begins."""
+        return None
+
+
+class NoWorker(Trains):
+    """Nothing trains here yet."""
 
 
 class Progress:

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.checkpoint.read import Loaded
 from paceline.checkpoint.tensors import Entry
 from paceline.errors import UsageError
+from paceline.frameworks.torch.layout import named_tensors
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
 from paceline.worker.options import load_groups
@@ -21,7 +22,7 @@ def load(
     loaded: Loaded, tensors: dict[str, Entry], model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> None:  # fmt: skip
     """Copy these tensors into the model; give the optimizer its state and its groups' options (lr, …) as they were."""
-    own = _tensors(model, optimizer)
+    own = named_tensors(model, optimizer)
     refuse_other_model(
         loaded.path, {n: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in own.items()}, tensors
     )
@@ -30,21 +31,6 @@ def load(
             tensor.copy_(_tensor(tensors[name]))
     if optimizer is not None:
         _load_optimizer(loaded, own, optimizer)
-
-
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
-    """Return all tensors of the model by their first names, as in checkpoints, and those only the optimizer has."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    named: list[tuple[str, torch.Tensor]] = list(model.state_dict(keep_vars=True).items())
-    if optimizer is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        named += [(f"optimizer.{number}", p) for number, p in enumerate(parameters)]
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
 
 
 def _tensor(entry: Entry) -> torch.Tensor:

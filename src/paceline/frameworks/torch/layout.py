@@ -64,20 +64,22 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, torch.Tensor]:
+    """Return what a checkpoint of the model holds, by name. Tied tensors have one name, the first; parameters that only
+    the optimizer has are called by their number."""
+    saved = model.state_dict(keep_vars=True)
+    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in saved)]
+    groups = optimizer.param_groups if optimizer is not None else []
+    named += [(f"optimizer.{number}", p) for number, p in enumerate(p for group in groups for p in group["params"])]
+    first: dict[int, str] = {}
+    return {name: tensor for name, tensor in named if first.setdefault(id(tensor), name) == name}
+
+
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Layout, dict[str, torch.Tensor]]:
-    """Return the layout of a model, and its tensors by the layout's names. Tied tensors have one name, the first."""
+    """Return the layout of a model, and its tensors by the layout's names."""
     _check_initialised(model)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    persistent = model.state_dict(keep_vars=True)
-    named = [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in persistent)]
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        named.append((f"optimizer.{number}", parameter))  # a parameter of no module, or seen above
-    for name, tensor in named:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor
+    tensors = named_tensors(model, optimizer)
     buffers: dict[int, Literal["plain", "statistic"]] = {id(b): "plain" for b in model.buffers()}
     buffers |= dict.fromkeys(statistics_of(model), "statistic")
     specs = [_spec(n, t, group_of.get(id(t), -1), buffers.get(id(t), "")) for n, t in tensors.items()]

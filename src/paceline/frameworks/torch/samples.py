@@ -35,6 +35,7 @@ class Batch:
 
     @property
     def is_alive(self) -> bool:
+        """Tell whether the script still holds it."""
         return self.tensor is not None and self.tensor() is not None
 
 

@@ -1,6 +1,6 @@
 """HOW do torch's tensors lie on an arena? Typed views of raw memory; the one place that knows both.
 
-Used by server/shard and frameworks/torch/training_step. It copies nothing.
+Used by server/numbers/shard and frameworks/torch/training_step. It copies nothing.
 """
 
 import torch

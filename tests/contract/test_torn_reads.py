@@ -11,7 +11,7 @@ import pytest
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec, align
 from paceline.params.placement import place
-from paceline.server.shard import Shard
+from paceline.server.numbers.shard import Shard
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, Joined, OptimizerSpec
 from paceline.worker import link as link_module

@@ -21,10 +21,10 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
-from paceline.server.blocks import BLOCK_ELEMENTS
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core
-from paceline.server.shard import MIN_BLOCKS, Shard
+from paceline.server.numbers.blocks import BLOCK_ELEMENTS
+from paceline.server.numbers.shard import MIN_BLOCKS, Shard
 from paceline.views import flat
 from paceline.wire.messages import OptimizerSpec
 

@@ -17,8 +17,8 @@ from toy import LANES, Gradient, drawn, give, model_of
 from paceline.frameworks.torch.layout import optimizer_spec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
-from paceline.server.shard import Shard
-from paceline.server.vectors import Slot
+from paceline.server.numbers.gradients import Slot
+from paceline.server.numbers.shard import Shard
 from paceline.views import flat
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -67,7 +67,7 @@ class Memory:
 
 
 class Slot:
-    """server/vectors.Slot: the gradient that came last, and the sum of those that were counted before it."""
+    """server/numbers/gradients.Slot: the gradient that came last, and the sum of those that were counted before it."""
 
     def __init__(self) -> None:
         self.arena = self.memory = self.parameters = Memory()

@@ -9,7 +9,7 @@ import torch
 from paceline.frameworks.torch.layout import optimizer_spec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
-from paceline.server.shard import Shard
+from paceline.server.numbers.shard import Shard
 from paceline.views import flat
 
 SHAPES = [(33, 20), (33,), (5, 33), (5,), (101, 7), (3,), (64, 257)]

@@ -15,16 +15,16 @@ from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
-from paceline.server import shard as shard_module
 from paceline.server.control import saving
 from paceline.server.control.actions import Answer
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core, Peer, Reply
 from paceline.server.journal import Journal
 from paceline.server.memory import Memory
-from paceline.server.states import States
-from paceline.server.undo import Undo
-from paceline.server.vectors import Slot
+from paceline.server.numbers import shard as shard_module
+from paceline.server.numbers.gradients import Slot
+from paceline.server.numbers.optimizer_memory import OptimizerMemory
+from paceline.server.numbers.undo import Undo
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import Copied, Copy, OptimizerSpec
 
@@ -74,7 +74,8 @@ class Deaths:
         self._patch = patch
         for owner, name in (
             (Journal, "announce"), (Journal, "announce_short"), (Journal, "did_job"), (Journal, "fulfil"),
-            (Journal, "write"), (Undo, "done"), (States, "adopt"), (States, "_taken"), (Slot, "add_block"),
+            (Journal, "write"), (Undo, "done"), (OptimizerMemory, "adopt"),
+            (OptimizerMemory, "_taken"), (Slot, "add_block"),
         ):  # fmt: skip
             self._watch(owner, name)
         self._watch_save()
@@ -118,7 +119,7 @@ class Deaths:
 
 def small_blocks(patch: pytest.MonkeyPatch, elements: int) -> None:
     """So that a shard of a few numbers has several blocks."""
-    from paceline.server import blocks
+    from paceline.server.numbers import blocks
 
     patch.setattr(blocks, "BLOCK_ELEMENTS", elements)
     patch.setattr(shard_module, "MIN_BLOCKS", 1 << 30)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from paceline.params.constraint import LONGEST_ROW, Constraint, NormRange
 from paceline.params.layout import ALIGN_BYTES, ITEM_BYTES, Layout, TensorSpec, difference, problems
 from paceline.params.placement import PLACEMENTS, Piece, place
-from paceline.server.shard import Shard
+from paceline.server.numbers.shard import Shard
 from paceline.views import flat, shaped
 
 BOUNDED = Constraint(max_norm=0.7)

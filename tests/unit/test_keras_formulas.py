@@ -1,12 +1,12 @@
-"""server/keras: Keras's formulas, worked out by hand for one number. That they are Keras's: numerics/test_keras."""
+"""Keras's formulas on the ps, worked out by hand for one number. That they are Keras's: numerics/test_keras."""
 
 import math
 
 import pytest
 import torch
 
-from paceline.server import keras
-from paceline.server.optimizers import OPTIMIZERS, raw_step
+from paceline.server.numbers import keras
+from paceline.server.numbers.optimizers import OPTIMIZERS, raw_step
 
 LR, G1, G2 = 0.5, 2.0, -1.0
 

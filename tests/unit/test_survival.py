@@ -175,7 +175,7 @@ def test_sums_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_undo_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: without putting a block back, a death in the middle of a step shows."""
-    from paceline.server.undo import Undo
+    from paceline.server.numbers.undo import Undo
 
     monkeypatch.setattr(Undo, "_put_back", lambda undo, area, block, regions: None)
     with pytest.raises(AssertionError, match="killed at point"):

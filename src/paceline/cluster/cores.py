@@ -1,6 +1,6 @@
 """HOW MANY cores may this process use? Those that it was pinned to, in a container with a quota no more than that.
 
-Asked by whoever divides them or writes them down: launchers, server/shard, plan, lab/results/result. Must never count
+Asked by whoever divides them or writes them down: launchers, server/numbers, plan, lab/results/result. Must never count
 what others have.
 """
 

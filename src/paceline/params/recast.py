@@ -1,6 +1,6 @@
 """WHERE do a shard's elements lie in another dtype? Gradients may travel narrower, masters are kept wider.
 
-Used by server/shard and frameworks/torch/training_step on the same pieces, so it must be deterministic and pure.
+Used by server/numbers and frameworks/torch/training_step on the same pieces, so it must be deterministic and pure.
 Neighbouring pieces of one dtype keep their places among each other, counted in elements; only the bytes of an element
 change.
 """

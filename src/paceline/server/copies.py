@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import Refused
 from paceline.params.arena import Arena
-from paceline.server.shard import Shard
+from paceline.server.numbers.shard import Shard
 from paceline.wire import messages as m
 
 NOTHING = memoryview(b"")

@@ -45,8 +45,8 @@ from paceline.server.control.described import problem
 from paceline.server.copies import Copies, part_of
 from paceline.server.durable import Durable
 from paceline.server.memory import Memory
-from paceline.server.shard import Shard
-from paceline.server.vectors import Slot
+from paceline.server.numbers.gradients import Slot
+from paceline.server.numbers.shard import Shard
 from paceline.server.written import PsLedger
 from paceline.telemetry.records import PsReport
 from paceline.transport.base import Buffer

@@ -2,7 +2,7 @@
 
 Used by server/core when its memory is kept. The control plane says which of its fields are written down
 (control/kept): after every event and before anything is sent (server/journal). The numbers lie beside it
-(server/shard). `recover` makes a core of both.
+(server/numbers/shard). `recover` makes a core of both.
 
 INVARIANT I2, I5: what was acknowledged is applied, once: an update that was under way when the ps died is done to its
 end before anything else happens.
@@ -18,7 +18,7 @@ from paceline.server.control.actions import Add, Apply, Part
 from paceline.server.control.control import Control, Model
 from paceline.server.control.kept import COUNTED, KNOWN, Kept, counters
 from paceline.server.journal import Journal, Twin
-from paceline.server.vectors import Slot
+from paceline.server.numbers.gradients import Slot
 from paceline.wire.decisions import Key
 from paceline.wire.messages import Options
 

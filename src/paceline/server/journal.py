@@ -1,15 +1,15 @@
-"""HOW does a ps change its mind at once? Places for what it knows, and one 8-byte store that says which of them holds.
+"""Double-buffered write-ahead journal of a ps; one 8-byte store commits.
 
-Used by server/durable, on memory that outlives the process (server/memory). A change that needs no numbers is written
-beside what holds, then holds. One that does is *announced* first: written, with the jobs that make it true; then the
-jobs run, block by block (server/undo); then it holds. Whoever comes after a death finds what holds, or what was
-announced and must be done to its end.
+Used by server/durable, on memory that outlives the process (server/memory). A change that leaves parameters alone is
+written beside the committed state and committed. One that does not is *announced* first: written, with the jobs that
+make it true; then the jobs run, block by block (server/numbers/undo); then it is committed. After a death the next
+process finds the committed state, or an announced one whose jobs it must finish.
 
-Most changes are one push that is one update. They are *short*: few numbers that hold together with the last whole one.
+Most changes are one push that is one update. Their records are *short*: a few numbers on top of the last whole record.
 
-    cells u64: holds | announced | jobs done of what was announced;   whole places 0, 1;   short places 0, 1
+    cells u64: committed turn | announced turn | jobs done of the announced turn;   whole places 0, 1; short places 0, 1
     a turn u64: its number << 2 | is it short << 1 | its place
-    a place: size u64, bytes; a short one: the whole place with which it holds u64, bytes
+    a place: size u64, bytes; a short one: the whole place that it belongs to u64, bytes
 """
 
 import struct
@@ -26,7 +26,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Twin:
-    """Bytes that change now and then and need no order with anything else: two places, the newer one counts."""
+    """Double-buffered bytes that need no order with anything else: two places, the newer one counts."""
 
     def __init__(self, memory: Memory, name: str) -> None:
         self._memory = memory
@@ -34,6 +34,7 @@ class Twin:
         self._arena: Arena | None = memory.found(name)
 
     def write(self, data: bytes) -> None:
+        """Replace the bytes."""
         arena = self._arena
         if arena is None or arena.size_bytes < 8 + 2 * (8 + len(data)):
             size = 8 + 2 * (8 + 2 * len(data))
@@ -46,7 +47,7 @@ class Twin:
         _NUMBER.pack_into(arena.memory, 0, turn + 1)
 
     def read(self) -> bytes | None:
-        """What was written last; None: nothing was."""
+        """Return what was written last; None if nothing was."""
         if self._arena is None:
             return None
         memory, half = self._arena.memory, (self._arena.size_bytes - 8) // 2
@@ -57,7 +58,7 @@ class Twin:
 
 
 class Journal:
-    """What a ps knows, in turns."""
+    """The journal; each record is a turn."""
 
     def __init__(self, memory: Memory) -> None:
         held = memory.own("journal", HEAD_BYTES + 2 * PLACE_BYTES + 2 * SHORT_BYTES)
@@ -67,21 +68,21 @@ class Journal:
         self._places = [held[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self._sizes = [place[:8].cast("Q") for place in self._places]
         self._shorts = [place[8:] for place in self._places[2:]]
-        self._whole = self._last_whole()  # its place: short ones hold together with it
+        self._whole = self._last_whole()  # its place: short ones belong to it
 
     def write(self, data: bytes) -> None:
-        """This holds from now on."""
+        """Write a record and commit it."""
         self._cells[_HOLDS] = self._lay(data, self._cells[_HOLDS])
 
     def announce(self, data: bytes) -> int:
-        """This will hold when its jobs are done; the turn comes back."""
+        """Write a record whose jobs are still to be done; return its turn."""
         turn = self._lay(data, self._cells[_HOLDS])
         self._cells[_JOBS] = 0
         self._cells[_ANNOUNCED] = turn
         return turn
 
     def announce_short(self, data: bytes) -> int:
-        """Announce a short value, which holds together with the last whole one; return its turn."""
+        """Write a short record whose job is still to be done; return its turn."""
         cells = self._cells
         holds = cells[_HOLDS]
         place = holds & 1 ^ 1 if holds & 2 else 0
@@ -93,15 +94,16 @@ class Journal:
         return turn
 
     def did_job(self, count: int) -> None:
+        """Write that so many jobs of the announced record are done."""
         self._cells[_JOBS] = count
 
     def fulfil(self, data: bytes | None = None) -> None:
-        """All jobs are done: what was announced holds, or this, if the jobs have changed more than they said."""
+        """Commit the announced record, or this one instead, if the jobs have changed more than was announced."""
         turn = self._cells[_ANNOUNCED]
         self._cells[_HOLDS] = turn if data is None else self._lay(data, turn)
 
     def _lay(self, data: bytes, before: int) -> int:
-        """Beside what holds, and beside what was announced, if that comes before."""
+        """Write a whole record into the place that neither the committed nor the announced one has; return its turn."""
         if len(data) + 8 > PLACE_BYTES:
             raise ProtocolError(f"a ps that knows {len(data)} bytes of its workers; {PLACE_BYTES} is the limit")
         place = self._whole ^ 1
@@ -114,17 +116,18 @@ class Journal:
 
     @property
     def pending(self) -> int:
-        """The turn that was announced and does not hold yet; 0: none."""
+        """The turn that was announced and is not committed yet; 0: none."""
         announced = self._cells[_ANNOUNCED]
         return announced if announced > self._cells[_HOLDS] else 0
 
     @property
     def jobs_done(self) -> int:
+        """The jobs of the announced record that are done."""
         return self._cells[_JOBS]
 
     def read(self) -> tuple[bytes, bytes | None] | None:
-        """What was announced, else what holds: the whole one, and the short one that holds with it, if that is newer;
-        None: nothing was ever written."""
+        """Return the announced record, else the committed one, as the whole one and the short one on top of it, if that
+        is newer; None if nothing was ever written."""
         turn = self.pending or self._cells[_HOLDS]
         if not turn:
             return None
@@ -133,6 +136,6 @@ class Journal:
         return bytes(self._places[self._whole][8 : 8 + size]), short
 
     def _last_whole(self) -> int:
-        """The place of the last whole one; a short one says with which it holds."""
+        """Return the place of the last whole record; a short one says to which it belongs."""
         turn = self.pending or self._cells[_HOLDS]
         return self._sizes[2 + (turn & 1)][0] if turn & 2 else turn & 1

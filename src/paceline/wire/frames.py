@@ -1,6 +1,6 @@
 """Hot-path messages: 64-byte frames with a keyed MAC, and the headers of shared memory.
 
-Used by transport/channel; the headers by server/shard and worker/link. Pure: bytes in, tuples out. A frame may be
+Used by transport/channel; the headers by server/numbers and worker/link. Pure: bytes in, tuples out. A frame may be
 followed by a *tail* (small, covered by the MAC) and by *bulk*, a shard's bytes. The checksum of small bulk is in the
 frame; that of large bulk follows the bulk, so that both sides hash piece by piece while the bytes are in the cache.
 

@@ -2,7 +2,7 @@
 
 frameworks/torch/local and frameworks/keras/local bring the tensors and the user's optimizer. What is pushed as a
 gradient is the delta: where the last exchange left the parameters, less where they are now. The ps applies it with an
-outer SGD (server/shard knows nothing of all this).
+outer SGD (server/numbers/shard knows nothing of all this).
 """
 
 from abc import abstractmethod

@@ -1,6 +1,6 @@
-"""WHICH optimizers does a ps run? Torch's own and Keras's formulas, by the names under which they travel.
+"""The optimizers that a ps runs: torch's own and Keras's formulas, by the names that workers send.
 
-Used by server/shard and server/blocks. A name is looked up here and nowhere else: what is not in the table is refused.
+Used by shard.py and blocks.py. A name that is not in the table is refused.
 """
 
 import inspect
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from paceline.server import keras
+from paceline.server.numbers import keras
 
 TORCH = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -22,6 +22,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def raw_step(name: str) -> Callable[[torch.optim.Optimizer], object]:
-    """The optimizer's own step without the profiler and hook wrappers around it: half of its cost at MNIST size."""
+    """Return the optimizer's step without torch's profiler and hook wrappers: half of its cost at MNIST size."""
     step: Callable[[torch.optim.Optimizer], object] = inspect.unwrap(OPTIMIZERS[name].step)
     return step

@@ -1,11 +1,11 @@
-"""HOW does Keras change a parameter? Its formulas, where they are not torch's: epsilon inside or outside the root, lr
-inside the momentum, bias corrections in the parameter's own precision.
+"""Keras's optimizers as torch optimizers, where Keras's formulas are not torch's.
 
-Used by server/optimizers for models that train in Keras. The arithmetic is torch's, the order of its operations is
-Keras's, so that a step is plain Keras's step. Elementwise: a vector may be cut anywhere. Must never import Keras.
+They differ in epsilon inside or outside the root, lr inside the momentum, and bias corrections in the parameter's own
+precision. Used by optimizers.py for models that train in Keras. The arithmetic is torch's, in Keras's order of
+operations, so that the bits are plain Keras's. It is elementwise, so a vector may be cut anywhere. Never imports Keras.
 
-Where the step's number is in a formula, it is one count for all, as Keras's `iterations`: a tensor that had no gradient
-in a step is left alone, but its `step` counts.
+A formula with the step's number uses one count for all parameters, as Keras's `iterations` does: a tensor that had no
+gradient in a step is left alone, but its `step` counts.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Group = dict[str, Any]
 
 
 class KerasOptimizer(torch.optim.Optimizer):
-    """What all of them share: who has a gradient, the count, and weight decay before the update."""
+    """Base of all: pick the parameters with a gradient, count steps, and decay weights before the update."""
 
     options: ClassVar[Group] = {}  # those of its own, with Keras's defaults
     counts: ClassVar[bool] = False  # whether its formula has the number of the step in it
@@ -33,7 +33,7 @@ class KerasOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # nobody has a closure here
-        """One update of everything that has a gradient."""
+        """Update every parameter that has a gradient."""
         for parameter, gradient, state, group in self._due():
             if group["weight_decay"]:
                 parameter.sub_((parameter * group["weight_decay"]).mul_(group["lr"]))
@@ -54,10 +54,11 @@ class KerasOptimizer(torch.optim.Optimizer):
                     yield parameter, parameter.grad, state, group
 
     def first(self, group: Group) -> dict[str, float]:
-        """What it remembers of a parameter, and what that is at the start."""
+        """Return the names of a parameter's state and its first values."""
         return {}
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, state: State, group: Group) -> None:
+        """Update one parameter in place."""
         raise NotImplementedError
 
 
@@ -102,7 +103,7 @@ class Adam(KerasOptimizer):
 
 
 def _corrected(group: Group, step: float, dtype: torch.dtype) -> float:
-    """lr with both bias corrections, rounded at every operation as Keras rounds it."""
+    """Return lr with both bias corrections, rounded at every operation as Keras rounds it."""
     kind: Any = np.float64 if dtype == torch.float64 else np.float32
     one, count = kind(1), kind(step)
     first, second = kind(group["beta_1"]) ** count, kind(group["beta_2"]) ** count

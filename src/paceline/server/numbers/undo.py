@@ -1,6 +1,6 @@
 """Undo log of a ps: each block is copied before it is updated, and put back if the ps dies in the middle.
 
-Used by server/shard, on memory that outlives the process. Before a block is touched, everything of it that the update
+Used by shard.py, on memory that outlives the process. Before a block is touched, everything of it that the update
 changes is copied into an *undo area* (one per core) and the block's *mark* says so; after the update, the mark says
 that it is done. A mark names the job it belongs to, so marks of old jobs mean nothing.
 

@@ -1,6 +1,6 @@
-"""WHAT does a worker give to an update? Its gradient in its slot, and where several count in a round, their sum.
+"""Gradients of workers: the slot of each, the sum where several of one worker count in a round, and their mean.
 
-Used by server/shard. Both are seen block by block and run by run; the arithmetic of their mean is here.
+Used by shard.py. Slots and sums are seen block by block and run by run.
 
 INVARIANT I4: sums in worker order, a true division by the count. With weights: (w0 g0 + w1 g1 + …) / (w0 + w1 + …),
 every product rounded before it is added; equal or unknown weights take the unweighted formula.
@@ -13,15 +13,15 @@ import torch
 
 from paceline.params.arena import Arena
 from paceline.params.recast import Recast
-from paceline.server.blocks import Block
 from paceline.server.memory import Memory
+from paceline.server.numbers.blocks import Block
 from paceline.views import NAMES, flat
 from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell
 from paceline.wire.messages import Options
 
 
 class Vector:
-    """One gradient, or a sum of `count` gradients: a flat tensor a block, and its parts a run."""
+    """One gradient, or a sum of `count` gradients: a flat tensor per block, and its parts per run."""
 
     def __init__(self, flats: list[torch.Tensor], blocks: Sequence[Block]) -> None:
         self.flats = flats
@@ -33,6 +33,7 @@ class Vector:
         self.is_weighted = False  # a sum of gradients times their weights; `weight` is the sum of those
 
     def has(self, tensor: int) -> bool:
+        """Tell whether this trained tensor has a gradient here."""
         return not self.mask or bool(self.mask[tensor >> 3] >> (tensor & 7) & 1)
 
     @property
@@ -41,13 +42,13 @@ class Vector:
 
     @property
     def plain_factor(self) -> float:
-        """By what a weighted sum is multiplied when somebody's weight is unknown: its mean counts as so many."""
+        """The factor of a weighted sum when another worker's weight is unknown: its mean counts `count` times."""
         return self.count / self.weight
 
 
 class Adding(NamedTuple):
-    """How a gradient is added to a sum. `before`: by what the sum is multiplied first (None: it is a new one),
-    `weight`: by what the gradient is; then what holds of the sum."""
+    """How a gradient is added to a sum. `before`: factor of the sum (None: start a new one), `weight`: factor of the
+    gradient (None: 1); the rest are the attributes of the sum afterwards."""
 
     before: float | None
     weight: float | None
@@ -58,7 +59,7 @@ class Adding(NamedTuple):
 
 
 class Slot(Vector):
-    """One worker's gradient as it lies in shared memory. It also takes the parameters, when those must be copied."""
+    """One worker's gradient in shared memory. Parameters are copied there, too, when a worker cannot read in place."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Slot(Vector):
         super().__init__(flats, blocks)
 
     def start_sum(self) -> Vector:
-        """Where counted gradients are added up; what an earlier life left there, if it did."""
+        """Return the sum of this worker's gradients, as an earlier process left it, if one did."""
         if self.sum is None:
             memory = self._kept.own(f"sum.{self._name}", self._master.size_bytes)
             offsets = [self._master.offset(b.model_offset) for b in self._blocks]
@@ -92,7 +93,7 @@ class Slot(Vector):
         return self.sum
 
     def adding(self, is_first: bool) -> "Adding":
-        """This gradient counts, and the slot is needed again: what adding it to the sum means."""
+        """Return how to add this gradient to the sum."""
         total = self.start_sum()
         if self.mask:
             self._clear_gaps()
@@ -108,7 +109,7 @@ class Slot(Vector):
         return Adding(before, self.weight, mask, count, total.total_weight + self.weight, True)
 
     def add_block(self, index: int, adding: "Adding") -> None:
-        """One block of it."""
+        """Add one block of the gradient to the sum."""
         assert self.sum is not None
         into, one = self.sum.flats[index], self.flats[index]
         if adding.before is None:
@@ -119,20 +120,20 @@ class Slot(Vector):
         into.add_(one if adding.weight is None else one.to(into.dtype) * adding.weight)
 
     def added(self, adding: "Adding") -> None:
-        """All blocks are done."""
+        """Set the attributes of the sum, when all blocks are added."""
         assert self.sum is not None
         total = self.sum
         total.mask, total.count = adding.mask, adding.gradients
         total.weight, total.is_weighted = adding.total_weight, adding.is_weighted
 
     def free(self) -> None:
-        """Nobody will read this slot again."""
+        """Free the memory of the slot and of its sum."""
         self.arena.close()
         for name in (f"slot.{self._name}", f"sum.{self._name}"):
             self._kept.free(name)
 
     def _clear_gaps(self) -> None:
-        """What has no gradient adds nothing; its bytes are those of some gradient before."""
+        """Zero the tensors without a gradient, which hold an older one's bytes: they add nothing."""
         for block, vector in zip(self._blocks, self.flats, strict=True):
             for piece, start in block.places():
                 if not self.has(piece.tensor):
@@ -140,7 +141,7 @@ class Slot(Vector):
 
 
 class Scratch:
-    """Room for the mean of one block at a time, and for one product."""
+    """Memory for the mean of one block at a time, and for one product."""
 
     def __init__(self, blocks: Sequence[Block], widest_bytes: int) -> None:
         sums, products = Arena.private(widest_bytes).memory, Arena.private(widest_bytes).memory
@@ -149,7 +150,7 @@ class Scratch:
         self.split_again(blocks)
 
     def split_again(self, blocks: Sequence[Block]) -> None:
-        """The runs of the blocks have changed."""
+        """Follow blocks whose runs have changed."""
         self.runs = [b.views(s) for s, b in zip(self.sums, blocks, strict=True)]
         self._product_runs = [b.views(s) for s, b in zip(self._products, blocks, strict=True)]
 
@@ -160,7 +161,7 @@ class Scratch:
         return self.runs[index]
 
     def mean_masked(self, index: int, block: Block, vectors: Sequence[Vector]) -> list[torch.Tensor | None]:
-        """No gradient is not a zero gradient: a run that nobody has stays untouched by the optimizer."""
+        """Return the mean of each run; None where no worker has a gradient, so that the optimizer leaves it alone."""
         means: list[torch.Tensor | None] = []
         for number, run in enumerate(block.runs):
             present = [v for v in vectors if v.has(run.pieces[0].tensor)]
@@ -179,7 +180,7 @@ def _mean(
     parts: Sequence[torch.Tensor],
     vectors: Sequence[Vector],
 ) -> None:
-    """Into `total`: the mean of the parts, over all vectors, whether they have this part or not."""
+    """Write into `total` the mean of the parts, over all vectors, also those that lack this part."""
     is_plain = are_alike(vectors)
     if is_plain and not any(v.is_weighted for v in vectors):
         if len(parts) > 1 and parts[0].dtype == total.dtype:
@@ -208,7 +209,7 @@ def _mean(
 
 
 def are_alike(vectors: Sequence[Vector]) -> bool:
-    """Whether every gradient weighs the same, or somebody did not say."""
+    """Tell whether to use the unweighted formula: all weights are equal, or one is unknown."""
     first = vectors[0].weight
     if all(v.weight == first and not v.is_weighted for v in vectors):
         return True
@@ -216,7 +217,7 @@ def are_alike(vectors: Sequence[Vector]) -> bool:
 
 
 def _divide(total: torch.Tensor, count: int) -> None:
-    """By a true division. By a power of two it is a multiplication: the same bits, and half the time."""
+    """Divide exactly. For a power of two multiply instead: the same bits in half the time."""
     if count > 1:
         if count & (count - 1) == 0:
             total.mul_(1 / count)

@@ -1,7 +1,7 @@
-"""WHERE are the numbers, and how do they change? The parameters, gradient slots and optimizer state of one ps.
+"""Parameters, gradient slots and optimizer state of one ps, and the updates of them.
 
-Told what to do by server/service; decides nothing. The arithmetic is torch's own (server/blocks), block by block, on
-one core or, in a round, on all: then the workers wait for it.
+Driven by server/core; decides nothing. The arithmetic is torch's own (blocks.py), block by block, on one core or, in a
+round, on all cores, because the workers then wait.
 """
 
 import weakref
@@ -15,24 +15,24 @@ from paceline.errors import Refused
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
-from paceline.server.blocks import Kept, Memories, State, cut, trouble
 from paceline.server.memory import Memory
-from paceline.server.optimizers import OPTIMIZERS, raw_step
-from paceline.server.states import States
-from paceline.server.undo import Undo
-from paceline.server.vectors import Scratch, Slot, Vector
+from paceline.server.numbers.blocks import Kept, Memories, State, cut, trouble
+from paceline.server.numbers.gradients import Scratch, Slot, Vector
+from paceline.server.numbers.optimizer_memory import OptimizerMemory
+from paceline.server.numbers.optimizers import OPTIMIZERS, raw_step
+from paceline.server.numbers.undo import Undo
 from paceline.views import NAMES, as_bytes, flat
 from paceline.wire.frames import ASSIGNMENT, SEGMENT_HEAD_BYTES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE, OptimizerSpec, Options, SlotEntry
 
-MIN_BLOCKS = 4  # fewer are done before other threads have woken up
+MIN_BLOCKS = 4  # fewer are updated before other threads have woken up
 
 
 class Shard:
     """The slices that one ps owns (there may be none), with their optimizer state.
 
-    `memory` is what workers read, in the model's dtypes. Updates change the same memory, unless half-precision
-    parameters are kept wider here: then their masters, which are copied there.
+    `memory` is what workers read, in the model's dtypes. Updates change it in place, unless half-precision parameters
+    have wider masters here: then the masters are updated, and copied there.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Shard:
         return [flat(memory, b.dtype, self._master.offset(b.model_offset), b.numel) for b in self.blocks]
 
     def _survive(self) -> None:
-        """Everything that an update changes lies in memory that outlives us; take what an earlier life left there."""
+        """Lay all that an update changes into memory that outlives the process; take what an earlier one left there."""
         count = len(self.blocks)
         is_new = self._kept.found("splits") is None
-        self._held = States(self._kept, self.blocks, self._master)
+        self._held = OptimizerMemory(self._kept, self.blocks, self._master)
         self._splits = self._kept.own("splits", max(1, count))
         self._undo = Undo(self._kept, count, self._regions, self._forget_states)
         self._undo.make_areas(1)
         for index, block in enumerate(self.blocks):
             if is_new:
-                self._held.adopt(index)  # what an optimizer makes before its first step
+                self._held.adopt(index)  # state that an optimizer makes before its first step
                 continue
             if self._splits[index]:
                 block.split(OptimizerSpec(self.optimizer_name, self.options))
@@ -98,7 +98,7 @@ class Shard:
             scratch.split_again(self.blocks)
 
     def _regions(self, index: int) -> list[torch.Tensor]:
-        """What an update of a block changes, as bytes; what workers see of masters is copied from them again."""
+        """Return, as bytes, what an update of a block changes. The copy of masters that workers read is not needed."""
         fixed = [self.blocks[index].vector, *self._shadows[index : index + 1]]
         return [each.view(torch.uint8) for each in fixed] + self._held.regions(index)
 
@@ -109,21 +109,21 @@ class Shard:
         return Scratch(self.blocks, max((b.numel * ITEM_BYTES[b.dtype] for b in self.blocks), default=0))
 
     def new_slot(self, name: str = "") -> Slot:
-        """Under that name an earlier life may have left one."""
+        """Make a slot for a worker's gradients, or take the one that an earlier process left under this name."""
         slot = Slot(self.blocks, self.size_bytes, self._wire, self._master, self._kept, name)
         slot.options = self.options
         self._slots.add(slot)
         return slot
 
     def close(self) -> None:
-        """Nobody joins any more: let go of descriptors and threads. What is mapped stays as long as it is used."""
+        """Close the descriptor and end the threads. Mapped memory stays as long as it is used."""
         self.arena.close()
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
     def choose_threads(self) -> None:
         """Have torch update a small shard on one thread: waking others takes longer than the update, and their cores
-        run the workers. Call it before the first update; it holds for the whole process."""
+        run the workers. Call this before the first update; it sets the threads of the whole process."""
         if len(self.blocks) < MIN_BLOCKS:
             torch.set_num_threads(1)
 
@@ -137,9 +137,9 @@ class Shard:
         job: int = 0,
         is_again: bool = False,
     ) -> None:
-        """One update from the mean of these (slot, its sum too?, its own gradient too?), with the options of the
-        first; lr divided by `divisor`. `is_waited_for`: the workers stand still, so their cores are free. `job`: its
-        number, if it can be done again after a death; `is_again`: it may be half done."""
+        """Update all blocks by the mean of these (slot, whether its sum counts, whether its own gradient counts), with
+        the options of the first slot and lr divided by `divisor`. `is_waited_for`: the workers wait, so their cores are
+        free. `job`: number of this update in the undo log; `is_again`: an earlier process may have done part of it."""
         options = parts[0][0].options
         if options is not self.options:
             self._set_options(options)
@@ -170,7 +170,7 @@ class Shard:
             self._sequence[0] += 1
 
     def prepare_next(self) -> None:
-        """Do what the next update needs before it may change anything, as far as that is known."""
+        """Do now, while no worker waits, what the next update would have to do first."""
         if self._undo is not None:
             self._undo.save_ahead()
 
@@ -179,7 +179,7 @@ class Shard:
             self._undo.changed()
 
     def add_up(self, slot: Slot, is_first: bool, job: int = 0, is_again: bool = False) -> None:
-        """The gradient in this slot counts, and the slot is needed again: add it to the slot's sum."""
+        """Add the gradient in this slot to the slot's sum, so that the slot is free for the next one."""
         adding, undo = slot.adding(is_first), self._undo
         blocks: Sequence[int] = range(len(self.blocks))
         sums = [each.view(torch.uint8) for each in slot.start_sum().flats]
@@ -202,7 +202,7 @@ class Shard:
         return left
 
     def set_version(self, version: int) -> None:
-        """Workers read from now on that this is the version of what lies here."""
+        """Set the version that workers read with the parameters."""
         self._sequence[0] = self._sequence[0] // ASSIGNMENT * ASSIGNMENT + 2 * version
 
     def _update(self, indices: Iterable[int], core: int, vectors: list[Vector], has_gaps: bool, job: int) -> None:
@@ -269,7 +269,7 @@ class Shard:
             other.result()
 
     def _divide_lr(self, divisor: int) -> None:
-        """For one update; 1: as the options say."""
+        """Divide the learning rate of the options; 1 restores it."""
         for block in self.blocks:
             for group, options in zip(block.optimizer.param_groups, self.options, strict=True):
                 lr = options["lr"]
@@ -323,7 +323,7 @@ class Shard:
     # --- from and to outside ----------------------------------------------------------------------------------
 
     def copy_of(self, tensor: int | None, is_averaged: bool = False) -> bytes:
-        """The bytes of one tensor's slice, or of the whole shard; or of their averages."""
+        """Return the bytes of one tensor's slice or of the whole shard, or of their averages."""
         memory = memoryview(self.averages()) if is_averaged else self.memory
         if tensor is None:
             return bytes(memory)
@@ -332,7 +332,7 @@ class Shard:
         return b"".join(bytes(memory[p.offset : p.offset + p.numel * item]) for p in mine)
 
     def averages(self) -> bytearray:
-        """The averaged parameters, laid out as the parameters are."""
+        """Return the averaged parameters, laid out as the parameters are."""
         if self._decay is None:
             raise Refused("the ps keep no averaged parameters: start the run with --ema 0.999, say")
         copy = bytearray(self.size_bytes)
@@ -341,13 +341,13 @@ class Shard:
         return copy
 
     def load_averages(self, values: memoryview) -> None:
-        """Averages from outside, in the model's dtypes."""
+        """Take averages from outside, in the model's dtypes."""
         self._changed()
         for block, shadow in zip(self.blocks, self._shadows, strict=bool(self._shadows)):
             shadow.copy_(flat(values, block.model_dtype, block.model_offset, block.numel))
 
     def fill(self, values: memoryview) -> None:
-        """Parameters from outside; masters and averages start from them."""
+        """Take parameters from outside; masters and averages start from them."""
         self._changed()
         self.memory[:] = values
         for index, block in enumerate(self.blocks):
@@ -374,7 +374,7 @@ class Shard:
         self._sequence[0] = (sequence + ASSIGNMENT) % (1 << 64)
 
     def slots(self) -> tuple[list[SlotEntry], list[memoryview]]:
-        """All optimizer state and all masters, described and as bytes, in the order of the description."""
+        """Return all optimizer state and all masters: their descriptions, and their bytes in the same order."""
         entries: list[SlotEntry] = []
         data: list[memoryview] = []
         offset = 0

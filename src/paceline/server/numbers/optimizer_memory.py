@@ -1,10 +1,10 @@
-"""WHERE does optimizer state lie, so that it outlives the ps? One piece of memory a kind of state, beside the numbers.
+"""Optimizer state in memory that outlives the ps: one piece of memory per kind of state.
 
-Used by server/shard when its memory is kept. torch makes state when it first needs it, wherever it likes: right after
+Used by shard.py when its memory is kept. torch makes state when it first needs it, in memory of its own: right after
 that step it is copied here, and torch goes on with views. Which pieces have state is kept too: no state is not zeros.
 
-    a piece of memory "state.<number>.<name>.<tensor|float32|float64>":  a byte a piece of the shard that has it |
-    the values: laid out as the parameters are kept, or, of a state that is one number, 8 bytes a piece
+    memory "state.<number>.<name>.<tensor|float32|float64>":  a byte per piece of the shard: has it this state? |
+    the values: laid out as the parameters are kept, or, of a state that is one number, 8 bytes per piece
 """
 
 import threading
@@ -15,8 +15,8 @@ import torch
 
 from paceline.params.layout import ITEM_BYTES, align
 from paceline.params.recast import Recast
-from paceline.server.blocks import Block, Run
 from paceline.server.memory import Memory
+from paceline.server.numbers.blocks import Block, Run
 from paceline.views import NAMES, flat
 
 CELL_BYTES = 8
@@ -24,15 +24,15 @@ PREFIX = "state."
 
 
 class Kind(NamedTuple):
-    """One kind of state: momentum_buffer, step. `dtype` is empty where it is as long as its parameter."""
+    """One kind of state: momentum_buffer, step. `dtype` is empty if it has the shape and dtype of its parameter."""
 
     name: str
     dtype: str
     values: memoryview
-    present: torch.Tensor  # a byte a piece
+    present: torch.Tensor  # a byte per piece
 
 
-class States:
+class OptimizerMemory:
     """All optimizer state of a shard."""
 
     def __init__(self, memory: Memory, blocks: Sequence[Block], master: Recast) -> None:
@@ -44,7 +44,7 @@ class States:
         self._counts = counts
         self._numbers = [self._numbered(index, block) for index, block in enumerate(blocks)]
         self._adopted = [0] * len(blocks)
-        self._lock = threading.Lock()  # several cores may be at an update
+        self._lock = threading.Lock()  # several cores may update blocks
         self._kinds: dict[tuple[str, str], Kind] = {}
         for name in sorted((n for n in memory.names() if n.startswith(PREFIX)), key=_number):
             _, _, kind, dtype = name.split(".")
@@ -57,7 +57,7 @@ class States:
     # --- after a step -----------------------------------------------------------------------------------------
 
     def adopt(self, index: int) -> bool:
-        """Take in what torch has made new in a block; True: there is a kind of state that was not there before."""
+        """Move state that torch has made in a block into this memory; return whether there is a new kind of state."""
         block = self._blocks[index]
         state = block.optimizer.state
         count = 0
@@ -76,12 +76,12 @@ class States:
             return len(self._kinds) > before
 
     def spread(self, index: int) -> None:
-        """A block was split: what its runs had, each piece has."""
+        """Follow a block that was split: each piece has the state that its run had."""
         self._adopted[index] = 0
         self.adopt(index)
 
     def replace(self, index: int) -> bool:
-        """As adopt, when all state of a block has been replaced from outside."""
+        """Do as adopt, when all state of a block has been replaced from outside."""
         for kind in self._kinds.values():
             kind.present[self._first[index] : self._first[index] + self._counts[index]] = 0
         self._adopted[index] = 0
@@ -121,7 +121,7 @@ class States:
     # --- undo, and after a death ------------------------------------------------------------------------------
 
     def regions(self, index: int) -> list[torch.Tensor]:
-        """What an update of a block changes here, as bytes: two a kind, in the order in which the kinds came."""
+        """Return, as bytes, what an update of a block changes here: two regions per kind, oldest kind first."""
         block, first, count = self._blocks[index], self._first[index], self._counts[index]
         found = []
         with self._lock:
@@ -136,12 +136,12 @@ class States:
         return found
 
     def forget(self, index: int, kinds: int) -> None:
-        """The block had no state of any but the first so many kinds."""
+        """Forget the state of a block of all but the first so many kinds."""
         for kind in list(self._kinds.values())[kinds:]:
             kind.present[self._first[index] : self._first[index] + self._counts[index]] = 0
 
     def attach(self, index: int) -> None:
-        """Give a block's optimizer what an earlier life left; what it left none of is absent again."""
+        """Give a block's optimizer the state that is here, and no other."""
         block = self._blocks[index]
         state = block.optimizer.state
         count = 0

@@ -1,11 +1,11 @@
-"""HOW is a shard cut for its updates? Into blocks that fit a core's cache, and a block into runs with one state each.
+"""Cut a shard into blocks that fit a core's cache, and each block into runs that have one optimizer state each.
 
-Used by server/shard. The arithmetic is torch's own: every block has a real torch optimizer over its runs.
+Used by shard.py. The arithmetic is torch's own: every block has a real torch optimizer over its runs.
 
 A run is one parameter to that optimizer. torch's default implementations give the same bits wherever a vector is cut,
-so neighbouring pieces of a group make one run: one call where there were many. Three things need a run per piece:
-`fused` and `foreach` implementations and half precision, whose bits depend on where a vector ends, and a push in which
-one tensor of a run has a gradient and another has none; then the block is split, for good.
+so neighbouring pieces of a group make one run: one call instead of many. Three things need a run per piece: `fused` and
+`foreach` implementations and half precision, whose bits depend on where a vector ends, and a push in which one tensor
+of a run has a gradient and another has none; then the block is split for good.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +18,7 @@ from paceline.params.constraint import Constraint
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece
 from paceline.params.recast import Recast
-from paceline.server.optimizers import OPTIMIZERS, raw_step
+from paceline.server.numbers.optimizers import OPTIMIZERS, raw_step
 from paceline.views import flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 
@@ -26,18 +26,18 @@ BLOCK_ELEMENTS = 1 << 18
 SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in the last lanes of a vector
 
 State = dict[str, torch.Tensor]
-Kept = tuple[int, frozenset[tuple[str, bool]] | None]  # a group, and the names of state (one number?); None: as made
+Kept = tuple[int, frozenset[tuple[str, bool]] | None]  # a group; names of its state (is it a number?), None: as made
 
 
 class Memories(NamedTuple):
-    """What workers read, and wider copies of what is kept wider here; both may be the same."""
+    """The parameters that workers read, and those that updates change; both may be the same memory."""
 
     model: memoryview
     masters: memoryview
 
 
 class Run(NamedTuple):
-    """Neighbouring pieces of one group; `start` and `numel` count elements of the block, padding between them too."""
+    """Neighbouring pieces of one group; `start` and `numel` count elements of the block, with the padding between."""
 
     group: int
     pieces: tuple[Piece, ...]
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 class Block:
     """Neighbouring pieces of one dtype, up to 2^18 elements, with the optimizer that updates them.
 
-    `dtype` is what they are kept in here, `model_dtype` and `model_offset` are theirs in the model's own memory.
+    `dtype` is the dtype of updates; `model_dtype` and `model_offset` hold for the memory that workers read.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Block:
             yield values, spec.constraint
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """This block's runs on a vector of its size: its parameters, a gradient, a sum."""
+        """Return the parts of a vector of the block's size (parameters, a gradient, a sum), one per run."""
         return [vector[run.start : run.start + run.numel] for run in self.runs]
 
     def _element(self, piece: Piece) -> int:
         return (piece.offset - self.model_offset) // ITEM_BYTES[self.model_dtype]
 
     def places(self) -> Iterator[tuple[Piece, int]]:
-        """Every piece, and the element of the block at which it starts."""
+        """Yield every piece and the element of the block at which it starts."""
         for run in self.runs:
             for piece in run.pieces:
                 yield piece, self._element(piece)
@@ -117,11 +117,12 @@ class Block:
         return runs
 
     def set_options(self, options: Sequence[Options]) -> None:
+        """Give the optimizer's groups these options."""
         for group, new in zip(self.optimizer.param_groups, options, strict=True):
             group.update(torch_options(new))
 
     def split(self, spec: OptimizerSpec) -> None:
-        """One run a piece from now on; what a run had as state goes to its pieces."""
+        """Make one run per piece from now on, each with its part of the state that its run had."""
         states = dict(self.states())
         self._use(self._apart([p for run in self.runs for p in run.pieces]), spec)
         for run, parameter in zip(self.runs, self.parameters, strict=True):
@@ -129,7 +130,7 @@ class Block:
                 self.optimizer.state[parameter] = {n: v.clone() for n, v in states[run.pieces[0]].items()}
 
     def states(self) -> Iterator[tuple[Piece, State]]:
-        """The optimizer state of every piece that has any."""
+        """Yield the optimizer state of every piece that has any."""
         for run, parameter in zip(self.runs, self.parameters, strict=True):
             state = self.optimizer.state.get(parameter, {})
             for piece in run.pieces if state else ():
@@ -137,7 +138,7 @@ class Block:
                 yield piece, {n: _part(v, start, start + piece.numel) for n, v in state.items()}
 
     def load_together(self, states: dict[Piece, State]) -> bool:
-        """Replace the state of all pieces, if the pieces of every run agree, so that a run can have one state."""
+        """Replace the state of all pieces and return True, if the pieces of each run agree: it has one state."""
         made = [self._together(run, [states[piece] for piece in run.pieces]) for run in self.runs]
         if any(state is None for state in made):
             return False
@@ -175,8 +176,8 @@ class Block:
 def cut(
     layout: Layout, pieces: Sequence[Piece], memories: Memories, master: Recast, optimizer: OptimizerSpec
 ) -> list[Block]:
-    """The blocks of a shard: long pieces cut at 2^18 elements, or the nearest place before that at which they may be
-    cut; short neighbours of one dtype together."""
+    """Return the blocks of a shard: cut long pieces at 2^18 elements, or at the nearest place before that at which they
+    may be cut; put short neighbours of one dtype together."""
     found: list[list[Piece]] = []
     for whole in pieces:
         dtype, every = layout.trained[whole.tensor].dtype, layout.trained[whole.tensor].cut_every
@@ -195,8 +196,8 @@ def cut(
 
 
 def torch_options(options: Options) -> dict[str, object]:
-    """The options as torch wants them. Left open, the implementation on a CPU is the plain loop; saying so here spares
-    torch to find that out every time."""
+    """Return the options as torch wants them. An implementation that is left open is the plain loop on a CPU; saying so
+    here saves torch from working that out at each step."""
     made: dict[str, object] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     if made.get("foreach", True) is None and made.get("fused") is None:
         made["foreach"] = False
@@ -206,7 +207,7 @@ def torch_options(options: Options) -> dict[str, object]:
 
 
 def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.optim.Optimizer:
-    """A real torch optimizer; its groups are the user's, some may be empty here."""
+    """Make a torch optimizer; its groups are the user's, and some may be empty here."""
     groups = [{"params": p, **torch_options(o)} for p, o in zip(members, spec.groups, strict=True)]
     # Adagrad fills its first sums when it is made, from its argument and not from its groups.
     start = {n: o for n, o in spec.groups[0].items() if n == "initial_accumulator_value"}
@@ -216,8 +217,8 @@ def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.o
 
 
 def trouble(spec: OptimizerSpec, dtypes: Collection[str], states: Collection[Kept]) -> str:
-    """Return what torch says against an update with these options, where a parameter has this state; empty if it makes
-    one. Tried on one element of each dtype."""
+    """Return torch's error for an update with these options where parameters have this state; empty if there is none.
+    It is tried on one element of each dtype."""
     for dtype in sorted(dtypes):
         for group, names in states:
             parameter = flat(memoryview(bytearray(ITEM_BYTES[dtype])), dtype, 0, 1)
@@ -231,13 +232,13 @@ def trouble(spec: OptimizerSpec, dtypes: Collection[str], states: Collection[Kep
                     optimizer.state[parameter] = {name: torch.ones_like(value) for name, value in like.items()}
                 with torch.no_grad():
                     raw_step(spec.name)(optimizer)
-            except Exception as error:  # whatever it is, it must not end the ps in the middle of an update
+            except Exception as error:  # of any class: it must not end the ps in the middle of an update
                 return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _is_plain_loop(spec: OptimizerSpec) -> bool:
-    """Whether torch's default implementation was chosen: no fused, no foreach."""
+    """Tell whether torch's default implementation was chosen: no fused, no foreach."""
     return not any(group.get("foreach") or group.get("fused") for group in spec.groups)
 
 

@@ -1,0 +1,1 @@
+"""The parameters of one ps, and how an update changes them."""

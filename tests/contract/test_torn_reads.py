@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from paceline.params.layout import Layout, TensorSpec, align
 from paceline.params.placement import place
 from paceline.server.numbers.shard import Shard
 from paceline.wire.frames import Frame, Kind
-from paceline.wire.messages import Join, Joined, OptimizerSpec
+from paceline.wire.messages import Join, Joined, OptimizerSpec, encode
 from paceline.worker import link as link_module
 from paceline.worker.link import SEGMENT_HEAD_BYTES, Link
 
@@ -71,8 +72,12 @@ class FromSegment:
         self.on_its_way: list[Frame] = []
         self._parameters = parameters
 
-    def ask(self, request: object, bulk: object = ()) -> tuple[Joined, None]:
-        return Joined(True, 0, 0, [SEGMENT_HEAD_BYTES + SIZE_BYTES] * 2), None
+    def say(self, request: object, bulk: object = ()) -> None:
+        pass
+
+    def recv_cold(self) -> SimpleNamespace:
+        joined = Joined(True, 0, 0, [SEGMENT_HEAD_BYTES + SIZE_BYTES] * 2)
+        return SimpleNamespace(tail=encode(joined), bulk_bytes=0)
 
     def recv_arenas(self, sizes: object, writable: object) -> list[Arena]:
         return [self._parameters, self.slot]

@@ -52,7 +52,7 @@ class FakeChannel:
         self._ps = ps
         self._last: m.Request | None = None
 
-    def say(self, message: m.Request) -> None:
+    def say(self, message: m.Request, bulk: object = ()) -> None:
         self._ps.asked.append(message)
         self._last = message
 
@@ -60,7 +60,7 @@ class FakeChannel:
         answer = self._ps.answers[type(self._last)].pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return SimpleNamespace(tail=m.encode(answer))
+        return SimpleNamespace(tail=m.encode(answer), bulk_bytes=0)
 
     def ask(self, message: m.Request) -> tuple[Any, None]:
         self.say(message)

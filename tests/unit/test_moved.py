@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from paceline.telemetry.ledger import Kind, Ledger, read
 from paceline.telemetry.ledgers import Recorded, set_predecessor_aside, verdict_of
 from paceline.telemetry.paths import RunPaths
 from paceline.wire.frames import SEGMENT_HEAD_BYTES
-from paceline.wire.messages import Joined
+from paceline.wire.messages import Joined, encode
 from paceline.worker.link import Link
 
 PS_0, PS_1 = Task("ps", 0), Task("ps", 1)
@@ -93,8 +94,11 @@ class Answers:
         self._joined = joined
         self.is_closed = False
 
-    def ask(self, request: object) -> tuple[Joined, None]:
-        return self._joined, None
+    def say(self, request: object, bulk: object = ()) -> None:
+        pass
+
+    def recv_cold(self) -> SimpleNamespace:
+        return SimpleNamespace(tail=encode(self._joined), bulk_bytes=0)
 
     def close(self) -> None:
         self.is_closed = True
@@ -139,6 +143,6 @@ def test_memory_of_a_shard_that_went_back_is_not_read_as_if_it_had_not() -> None
         told.append(str(error))
         lost.version = 15  # as it has joined again
 
-    link.on_lost = on_lost
+    link._recover = on_lost
     link.read(1)
     assert told == ["ps:0 went back from version 20 to 15"] and link.version == 15

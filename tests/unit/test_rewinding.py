@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -47,13 +48,13 @@ class Connection:
         ps = self._ps
         return m.Described("r", ModeSpec(name=ps.mode), "bytes", 2, 7, None, ps.lineage, ps.turn)
 
-    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
+    def ask(self, request: m.Request, expects: type[Any] = m.Done, bulk: Sequence[Buffer] = ()) -> m.Reply:
         if isinstance(request, m.Rewind):
             if request.lineage <= self._ps.lineage:
                 raise Refused(f"ps:{self.index} is of lineage {self._ps.lineage} already")
             self._ps.lineage = request.lineage
         self._ps.told.append(request)
-        return m.Done()
+        return m.Status([], [], 0) if expects is m.Status else m.Done()
 
     def close(self) -> None:
         pass

@@ -83,7 +83,7 @@ class Stopwatch:
             raise SystemExit(0)
 
     def _begin(self, trainee: TrainingStep, now_s: float) -> None:
-        self.batch, self.size_bytes = trainee._weight or float(trainee.clock.batch_size), trainee.plan.total_bytes
+        self.batch, self.size_bytes = trainee.weight or float(trainee.clock.batch_size), trainee.plan.total_bytes
         self.ps_cpu_s = -cpu_of(self.ps) if self.ps else None
         self._mark = now()
         self.from_s = self._mark[0]

@@ -18,9 +18,9 @@ worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goe
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
+from paceline.errors import ClusterError, ConnectionLost, ProtocolError, WaitTimeout
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout
@@ -29,7 +29,7 @@ from paceline.telemetry import ledger as led
 from paceline.telemetry import losses
 from paceline.telemetry.steps import StepClock
 from paceline.transport.base import Buffer
-from paceline.transport.channel import connect
+from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Kind, Outcome
@@ -37,6 +37,7 @@ from paceline.worker.deadline import SAY_EVERY_S, Deadline, awaited
 from paceline.worker.identity import Identity
 from paceline.worker.joining import PS_0, Joining, NoRecovery, Recovery, device
 from paceline.worker.link import Answered, Link
+from paceline.worker.rpc import call
 
 __all__ = ["PS_0", "Client", "Identity", "Taken"]
 
@@ -47,6 +48,7 @@ CLOSE_S = 10.0  # whoever leaves does not look for a ps any longer that may have
 
 PUSH, ADDED, OUTCOMES = int(Kind.PUSH), int(Outcome.ADDED), tuple(Outcome)  # plain numbers cost less, every step
 TICKET, WANTS_TICKET, SWITCH = int(Flag.TICKET), int(Flag.WANTS_TICKET), int(Flag.SWITCH)
+LATE: tuple[type[Any], ...] = (m.Dial, m.Ticket, m.Done)  # replies that a ps may hold back
 Payloads = Sequence[Sequence[Buffer]]
 
 
@@ -66,6 +68,43 @@ class Voided(Exception):
         self.dial = dial
 
 
+class Model(Protocol):
+    """What a client trains."""
+
+    @property
+    def spec(self) -> m.OptimizerSpec | None:
+        """The optimizer as it is now; None: as it was when the client joined."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """The samples in a push, as last said."""
+        ...
+
+    def reconnected(self) -> None:
+        """Slots have moved: gradients go elsewhere from now on."""
+        ...
+
+    def returned(self) -> None:
+        """The others went on without this worker: take what they have."""
+        ...
+
+
+class NoModel:
+    """Memory that somebody pushes and pulls by hand."""
+
+    spec, weight = None, 0.0
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+
+    def reconnected(self) -> None:
+        """Do nothing: no gradient has a place."""
+
+    def returned(self) -> None:
+        self._client.pull()
+
+
 class Client:
     """The worker's end of the cluster. `arena` is the memory of all trained parameters, shard after shard."""
 
@@ -78,6 +117,8 @@ class Client:
         say: Callable[[str], None],
         beat: Callable[[], bytes] = bytes,
         recovery: Recovery | None = None,
+        model: "Model | None" = None,
+        clock: StepClock | None = None,
     ) -> None:
         self._me = me
         self._say = say
@@ -92,14 +133,12 @@ class Client:
         self._others: list[Link] = []  # all but ps:0's, once it has joined
         self.watch = self.entrance.watch
         self._ledger = _ledger_of(me)
-        self.optimizer: Callable[[], m.OptimizerSpec] = lambda: m.OptimizerSpec("", [])  # as it is now
-        self.weight: Callable[[], float] = lambda: 0.0  # samples in a push, as last said
-        self.on_slots: Callable[[], None] = lambda: None  # slots have moved: gradients go elsewhere from now on
-        self.on_return: Callable[[], None] = self.pull  # others went on without us: take what they have
+        self._model = model or NoModel(self)
+        self._optimizer = m.OptimizerSpec("", [])
         self.push_id = 0
         self.is_pending = False
         self.waited_s = 0.0  # in join
-        self.clock = StepClock()  # the trainee's own, before join
+        self.clock = clock or StepClock()
         self._barriers = 0
         self._awaits_others = False  # every push is an update, and ps:1..n are still to answer this one
         self._late_dial: m.Dial | None = None  # so another mode is taken up after that
@@ -130,13 +169,12 @@ class Client:
         """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
         me = self._me
         began = time.monotonic()
-        if not self.optimizer().name:
-            self.optimizer = lambda: optimizer
+        self._optimizer = optimizer
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
             channel = self.entrance.connect(index)
-            link = Link(channel, index, self._slice(index), me.worker, self.incarnation, self._ledger)
-            link.on_lost, link.clock = self._recover, self.clock
+            into = self._slice(index)
+            link = Link(channel, index, into, me.worker, self.incarnation, self._ledger, self.clock, self.recover)
             self.entrance.enter(link)
         self.links.sort(key=lambda each: each.index)
         self._others = self.links[1:]
@@ -165,7 +203,7 @@ class Client:
         me = self._me
         return m.Join(
             me.job, me.worker, incarnation, me.run_id, me.is_chief, me.spec.name, me.placement, self._plan.num_ps,
-            self._layout, self.optimizer(), me.wire, self.weight(),
+            self._layout, self._model.spec or self._optimizer, me.wire, self._model.weight,
         )  # fmt: skip
 
     def _begin(self, has_values: bool = False) -> m.Started:
@@ -176,7 +214,7 @@ class Client:
                 self.watch.attach(self.incarnation)
                 return self.entrance.start(has_values)
             except (ConnectionLost, ProtocolError) as error:
-                link.lost(error)
+                link.reconnect(error)
 
     def status(self) -> m.Status:
         """Who is missing and whom the round waits for; asked beside a connection that waits."""
@@ -184,11 +222,7 @@ class Client:
 
     def switch_mode(self, spec: ModeSpec) -> None:
         """Ask ps:0 for another mode, beside the connection that trains; a refusal is raised."""
-        reply = self.watch.ask(m.SwitchMode(spec, waits=False), self._me.wait_s)
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
-        if not isinstance(reply, m.Switched):
-            raise ProtocolError(f"ps:0 answered SwitchMode with {type(reply).__name__}")
+        self.watch.ask(m.SwitchMode(spec, waits=False), m.Switched, self._me.wait_s)
 
     # --- the two verbs ----------------------------------------------------------------------------------------
 
@@ -330,10 +364,7 @@ class Client:
             return
         for link in self._others:
             self._deliver(link, dial.decisions)
-            reply = link.ask(m.Align(dial))
-            if not isinstance(reply, m.Aligned):
-                raise ProtocolError(f"ps:{link.index} answered Align with {type(reply).__name__}")
-            link.offset = reply.offset
+            link.offset = link.ask(m.Align(dial), m.Aligned).offset
         self._take_dial(dial)
 
     def _take_dial(self, dial: m.Dial) -> None:
@@ -358,9 +389,7 @@ class Client:
         self.carry(self._open_decisions() if self._has_rounds and len(self.links) > 1 else ())
 
     def _open_decisions(self) -> tuple[Decision, ...]:
-        reply = self.links[0].ask(m.AskDecisions())
-        assert isinstance(reply, m.Carried)
-        return reply.decisions
+        return self.links[0].ask(m.AskDecisions(), m.Carried).decisions
 
     def _pull(self, link: Link, decisions: tuple[Decision, ...]) -> None:
         if decisions or not link.shares_memory:
@@ -375,7 +404,7 @@ class Client:
             try:
                 return link.deliver(self.push_id, decisions)
             except ConnectionLost as error:
-                link.lost(error)
+                link.reconnect(error)
 
     # --- waiting ----------------------------------------------------------------------------------------------
 
@@ -398,10 +427,10 @@ class Client:
                 link.losses = 0
                 return answered
             except WaitTimeout:
-                waiting = self._still_waiting(waiting, link, waits_for_others=False)
+                waiting = self.still_waiting(waiting, link, waits_for_others=False)
             except ConnectionLost as error:
                 lineage = link.lineage
-                self._recover(link, link.note_loss(error), is_gradient)
+                self.recover(link, link.note_loss(error), is_gradient)
                 if link.lineage != lineage:  # it went back to a checkpoint: what was decided or pushed before is void
                     if self.is_pending and not is_gradient:
                         raise Voided from None
@@ -409,14 +438,14 @@ class Client:
                 self._post(link, send)
                 waiting = None
 
-    def _recover(self, link: Link, error: ConnectionLost, is_gradient: bool = False) -> None:
+    def recover(self, link: Link, error: ConnectionLost, is_gradient: bool = False) -> None:
         """Make a lost connection again. A gradient on its way is void if nobody can say any more what became of it;
         else we take what the others have made meanwhile."""
-        was, is_leaving = self.incarnation, isinstance(link.asking, m.Close)
+        was, is_leaving = self.incarnation, link.is_leaving
         waited_s, began_s = self.clock.wait_s, time.perf_counter()
         started = self.entrance.again(link, error, CLOSE_S if is_leaving else None)
         self.clock.wait_s = waited_s + time.perf_counter() - began_s
-        self.on_slots()
+        self._model.reconnected()
         if self.incarnation != was:
             self._awaits_others, self._late_dial = False, None  # whatever was on its way is void
         elif started is None or started.dial.turn == self.dial.turn:
@@ -436,9 +465,9 @@ class Client:
         if is_gradient:
             raise Voided
         if not self.is_pending:  # else it is about to be done
-            self.on_return()
+            self._model.returned()
 
-    def _still_waiting(self, waiting: Deadline | None, link: Link, waits_for_others: bool) -> Deadline:
+    def still_waiting(self, waiting: Deadline | None, link: Link, waits_for_others: bool) -> Deadline:
         """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
         status = self.watch.status()
         names, more = ([], []) if status is None or link.index else awaited(status, self._me)
@@ -452,37 +481,22 @@ class Client:
         waiting.again(f"{', '.join(waiting.names)} did not answer", more)
         return waiting
 
-    def ask(self, request: m.Request) -> m.Reply:
-        """A request to ps:0 that may be answered late (a barrier, a ticket): waits like everything else here."""
+    def ask(self, request: m.Request) -> m.Dial | m.Ticket | m.Done:
+        """Ask ps:0 what it may answer late (a barrier, a ticket): wait like everything else here."""
         if isinstance(request, m.Barrier):
             self._barriers += 1
             request = m.Barrier(self._barriers)
         waited_s, began_s = self.clock.wait_s, time.perf_counter()
-        reply = self._asked(request)
+        late = _Late(self, self.links[0], isinstance(request, m.Barrier))
+        try:
+            reply: m.Dial | m.Ticket | m.Done = call(late, request, LATE, on_wait=late.wait)[0]
+        except _Evicted:
+            return self.dial  # the others did not wait at a barrier for one that was evicted
+        self.links[0].losses = 0
         self.clock.wait_s = waited_s + time.perf_counter() - began_s
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
         if isinstance(reply, m.Dial | m.Ticket):
             self.adopt(reply if isinstance(reply, m.Dial) else reply.dial)
         return reply
-
-    def _asked(self, request: m.Request) -> m.Reply:
-        link, was = self.links[0], self.incarnation
-        waiting: Deadline | None = None
-        self._post(link, _says, request)
-        while True:
-            try:
-                reply = m.decode(link.channel.recv_cold().tail)
-                link.losses = 0
-                return reply  # type: ignore[return-value]
-            except WaitTimeout:
-                waiting = self._still_waiting(waiting, link, waits_for_others=True)
-            except (ConnectionLost, ProtocolError) as error:
-                self._recover(link, link.note_loss(error))
-                if self.incarnation != was and isinstance(request, m.Barrier):
-                    return self.dial  # the others did not wait for one that was evicted
-                self._post(link, _says, request)
-                waiting = None
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -517,5 +531,32 @@ def _asks_pull(link: Link, push_id: int, tail: bytes) -> None:
     link.send(Kind.PULL, 0, push_id, tail)
 
 
-def _says(link: Link, request: m.Request) -> None:
-    link.channel.say(request)
+class _Evicted(Exception):
+    """This worker was evicted while it asked, and has come back."""
+
+
+class _Late:
+    """ps:0 for a request whose reply may be held back: it says for whom it waits."""
+
+    name = "ps:0"
+
+    def __init__(self, client: Client, link: Link, is_barrier: bool) -> None:
+        self._client = client
+        self._link = link
+        self._is_barrier = is_barrier
+        self._incarnation = client.incarnation
+        self._waiting: Deadline | None = None
+
+    @property
+    def channel(self) -> Channel:
+        return self._link.channel
+
+    def reconnect(self, error: ClusterError) -> None:
+        self._client.recover(self._link, self._link.note_loss(error))
+        if self._is_barrier and self._client.incarnation != self._incarnation:
+            raise _Evicted
+        self._waiting = None
+
+    def wait(self) -> None:
+        """Say for whom this worker waits; raise at the deadline."""
+        self._waiting = self._client.still_waiting(self._waiting, self._link, waits_for_others=True)

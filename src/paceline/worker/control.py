@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 
 from paceline.cluster.spelling import hint
-from paceline.errors import ClusterError, ConnectionLost, ProtocolError, UsageError, WaitTimeout
+from paceline.errors import ClusterError, ConnectionLost, Refused, UsageError, WaitTimeout
 from paceline.modes.spec import NAMES, ModeSpec, check, parse_grace
 from paceline.telemetry.lines import waiting_line
-from paceline.transport.channel import Channel
 from paceline.wire import messages as m
 from paceline.worker.client import PS_0
 from paceline.worker.deadline import SAY_EVERY_S
 from paceline.worker.reach import OWN, Access, Running, running
+from paceline.worker.rpc import Once, call
 
 WAIT_S = 300.0
 SAY_AFTER_S = 3.0
@@ -83,22 +83,20 @@ def switch_mode(
     check(spec, len(run.cluster.workers))
     with closing(run.connect()) as channel:
         try:
-            channel.say(m.SwitchMode(spec))
-            reply = _await(run, channel, wait_s, say)
+            ps = Once(channel, "ps:0")
+            return call(ps, m.SwitchMode(spec), m.Switched, on_wait=_Waiting(run, wait_s, say).again)[0]
+        except Refused as refused:
+            raise UsageError(str(refused)) from refused
         except ConnectionLost as error:
             raise ConnectionLost(f"ps:0 ended while it was asked for mode {spec}: the run may be over") from error
-    if not isinstance(reply, m.Switched):
-        raise ProtocolError(f"ps:0 answered a switch with {type(reply).__name__}")
-    return reply
 
 
 def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
     """Return the state of the run in this folder, or at these addresses."""
     run = running(run_dir, access)
     with closing(run.connect()) as channel:
-        described, status = channel.ask(m.Describe())[0], channel.ask(m.AskStatus())[0]
-    if not isinstance(described, m.Described) or not isinstance(status, m.Status):
-        raise ProtocolError("ps:0 did not say how it stands")
+        ps = Once(channel, "ps:0")
+        described, status = call(ps, m.Describe(), m.Described)[0], call(ps, m.AskStatus(), m.Status)[0]
     workers = run.cluster.workers
     return Shown(
         mode=described.spec,
@@ -111,40 +109,41 @@ def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
     )
 
 
-def _await(run: Running, channel: Channel, wait_s: float, say: Callable[[str], None]) -> object:
-    """Return the reply; while it does not come, say now and then for whom ps:0 waits."""
-    began, say_at_s = time.monotonic(), SAY_AFTER_S
-    while True:
-        try:
-            reply = m.decode(channel.recv_cold().tail)
-        except WaitTimeout:
-            waited_s = time.monotonic() - began
-            if waited_s < min(say_at_s, wait_s):
-                continue
-            devices = _waiting_for(run)
-            if waited_s >= wait_s:
-                raise WaitTimeout(
-                    f"the mode did not change within {waited_s:.0f} s: ps:0 waits for {', '.join(devices)}, "
-                    "and changes it as soon as it can"
-                ) from None
-            for device in devices:
-                say(waiting_line(device, waited_s))
-            say_at_s += SAY_EVERY_S
-            continue
-        if isinstance(reply, m.Failed):
-            raise UsageError(reply.reason)
-        return reply
+class _Waiting:
+    """Says now and then for whom ps:0 waits; raises at the deadline."""
+
+    def __init__(self, run: Running, wait_s: float, say: Callable[[str], None]) -> None:
+        self._run = run
+        self._wait_s = wait_s
+        self._say = say
+        self._began_s = time.monotonic()
+        self._say_at_s = SAY_AFTER_S
+
+    def again(self) -> None:
+        """Called while the reply does not come."""
+        waited_s = time.monotonic() - self._began_s
+        if waited_s < min(self._say_at_s, self._wait_s):
+            return
+        devices = _waiting_for(self._run)
+        if waited_s >= self._wait_s:
+            raise WaitTimeout(
+                f"the mode did not change within {waited_s:.0f} s: ps:0 waits for {', '.join(devices)}, "
+                "and changes it as soon as it can"
+            )
+        for device in devices:
+            self._say(waiting_line(device, waited_s))
+        self._say_at_s += SAY_EVERY_S
 
 
 def _waiting_for(run: Running) -> list[str]:
     """Ask on a second connection for whom ps:0 waits; return their devices, or ps:0's if it does not answer."""
     try:
         with closing(run.connect()) as channel:
-            status = channel.ask(m.AskStatus())[0]
+            status = call(Once(channel, "ps:0"), m.AskStatus(), m.Status)[0]
     except (ClusterError, UsageError):
         return [PS_0]
-    if isinstance(status, m.Status) and status.lacks:
+    if status.lacks:
         return [f"{status.lacks} more worker(s), as --min-workers asks"]
     workers = run.cluster.workers
-    named = [*status.missing, *status.waiting_for] if isinstance(status, m.Status) else []
+    named = [*status.missing, *status.waiting_for]
     return [workers[worker].device for worker in sorted(set(named))] or [PS_0]

@@ -52,10 +52,9 @@ def leave(session: "WorkerSession", trainee: "TrainingStep") -> None:
         is_last = trainee.client.status().live == [session.worker_index]  # the others have said what they end with
         if session.save(session.here()) is not None and is_last:
             saved_at = links[0].version
-    reports = [link.ask(m.Close()) for link in links[1:]]
-    told = [r.report for r in reports if isinstance(r, m.Closed)]
-    closed = links[0].ask(m.Close(msgspec.json.encode(report), told))
-    if isinstance(closed, m.Closed) and closed.is_last and saves:
+    told = [link.close_run(m.Close()).report for link in links[1:]]
+    closed = links[0].close_run(m.Close(msgspec.json.encode(report), told))
+    if closed.is_last and saves:
         trainee.client.pull()  # our end may have closed a round with the gradient of one that died
         if links[0].version != saved_at and session.save(session.here(), is_final=True) is None:
             version = links[0].version

@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
-from paceline.errors import ClusterError, ConnectionLost, ProtocolError, WaitTimeout
+from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
 from paceline.wire.frames import Kind
+from paceline.worker.rpc import Once, call
 
+R = TypeVar("R")
 ATTACH_S = 5.0
 STATUS_S = 5.0
 BEATS_A_LEASE = 5
@@ -29,7 +32,6 @@ class Heartbeat:
         self._lease_s = lease_s
         self._incarnation = 0
         self._channel: Channel | None = None
-        self._owed = 0  # answers that are still to come on that connection
         self._swapping = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -38,17 +40,15 @@ class Heartbeat:
         """Begin, or go on; raises ConnectionLost when ps:0 is not there, or does not know this incarnation."""
         channel = self._connect()
         try:
-            reply, _ = channel.ask(m.Attach(self._worker, incarnation), limit_s=ATTACH_S)
-            if isinstance(reply, m.Failed):
-                raise ConnectionLost(f"ps:0 takes no heartbeat: {reply.reason}")
-        except (WaitTimeout, ProtocolError) as error:
+            call(Once(channel, "ps:0"), m.Attach(self._worker, incarnation), m.Done, limit_s=ATTACH_S)
+        except (Refused, WaitTimeout, ProtocolError) as error:
             channel.close()
             raise ConnectionLost(f"ps:0 takes no heartbeat: {error}") from error
         except ConnectionLost:
             channel.close()
             raise
         with self._swapping:
-            old, self._channel, self._incarnation, self._owed = self._channel, channel, incarnation, 0
+            old, self._channel, self._incarnation = self._channel, channel, incarnation
         if old is not None:
             old.close()
         if self._thread is None:
@@ -65,48 +65,60 @@ class Heartbeat:
                 with suppress(ClusterError):  # the next beat tries again; what is wrong is told by whoever trains
                     self.attach(self._incarnation)
 
-    def ask(self, request: m.Request, limit_s: float) -> m.Reply:
-        """A question that the heartbeat's connection carries; WaitTimeout when nobody answers in time. An answer that
-        came too late for another one is read and left alone."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                with self._swapping:
-                    channel = self._channel
-                    if channel is None:
-                        raise ConnectionLost("not attached")
-                    self._owed += 1
-                    channel.say(request)
-                return self._answer(channel, deadline)
-            except (ConnectionLost, ProtocolError) as error:
-                if self._ended.wait(self._lease_s / BEATS_A_LEASE) or time.monotonic() >= deadline:
-                    raise WaitTimeout(f"ps:0 does not answer: {error}") from error
-                with suppress(ClusterError):
-                    self.attach(self._incarnation)
+    def ask(self, request: m.Request, expects: type[R], limit_s: float) -> R:
+        """Ask on the heartbeat's connection; raise WaitTimeout when no answer comes in time."""
+        return call(_Beside(self, limit_s), request, expects, limit_s=limit_s)[0]
 
-    def _answer(self, channel: Channel, deadline: float) -> m.Reply:
-        while True:
-            try:
-                frame = channel.recv_cold()
-            except WaitTimeout:
-                if time.monotonic() >= deadline:
-                    raise
-                continue
-            self._owed -= 1
-            if self._owed <= 0:
-                return m.decode(frame.tail)  # type: ignore[return-value]
+    def channel(self) -> Channel:
+        """Return the connection that holds now."""
+        with self._swapping:
+            if self._channel is None:
+                raise ConnectionLost("not attached")
+            return self._channel
+
+    def attach_again(self, until_s: float) -> bool:
+        """Attach after a moment; False: it is too late, or this worker has ended."""
+        if self._ended.wait(self._lease_s / BEATS_A_LEASE) or time.monotonic() >= until_s:
+            return False
+        with suppress(ClusterError):  # asking again meets the same end
+            self.attach(self._incarnation)
+        return True
+
+    def drop(self) -> None:
+        """Close the connection, on which a late answer may still come; the next beat attaches again."""
+        with self._swapping:
+            if self._channel is not None:
+                self._channel.close()
 
     def status(self) -> m.Status | None:
         """Who is missing and whom the round waits for; None: ps:0 does not answer, so it is what we wait for."""
         try:
-            reply = self.ask(m.AskStatus(), STATUS_S)
+            return self.ask(m.AskStatus(), m.Status, STATUS_S)
         except WaitTimeout:
             return None
-        if not isinstance(reply, m.Status):
-            raise ProtocolError(f"ps:0 answered AskStatus with {type(reply).__name__}")
-        return reply
 
     def close(self) -> None:
         self._ended.set()
         if self._channel is not None:
             self._channel.close()
+
+
+class _Beside:
+    """ps:0 for a question beside the training."""
+
+    name = "ps:0"
+
+    def __init__(self, heartbeat: Heartbeat, limit_s: float) -> None:
+        self._heartbeat = heartbeat
+        self._until_s = time.monotonic() + limit_s
+
+    @property
+    def channel(self) -> Channel:
+        return self._heartbeat.channel()
+
+    def reconnect(self, error: ClusterError) -> None:
+        if isinstance(error, WaitTimeout):
+            self._heartbeat.drop()
+            raise error
+        if not self._heartbeat.attach_again(self._until_s):
+            raise WaitTimeout(f"ps:0 does not answer: {error}") from error

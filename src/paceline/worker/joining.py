@@ -22,6 +22,7 @@ from paceline.worker.deadline import Deadline
 from paceline.worker.heartbeat import Heartbeat
 from paceline.worker.identity import Identity
 from paceline.worker.link import FencedOff, Link
+from paceline.worker.rpc import Once, call
 
 T = TypeVar("T")
 RETRY_S = 0.1
@@ -104,24 +105,19 @@ class Joining:
         """Wait until everybody is there (`has_values`: and has the first values); raises ConnectionLost like any other
         question."""
         link = self.links[0]
-        link.channel.say(m.Start(has_values))
         waiting: Deadline | None = None
-        while True:
-            try:
-                reply = m.decode(link.channel.recv_cold().tail)
-                break
-            except WaitTimeout:
-                status = self.watch.status()
-                missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
-                waiting = waiting or Deadline(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
-                waiting.names = missing or [PS_0]
-                waiting.again(f"{', '.join(waiting.names)} did not join")
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
-        if not isinstance(reply, m.Started):
-            raise ProtocolError(f"ps:0 answered Start with {type(reply).__name__}")
+
+        def wait() -> None:
+            nonlocal waiting
+            status = self.watch.status()
+            missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
+            waiting = waiting or Deadline(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
+            waiting.names = missing or [PS_0]
+            waiting.again(f"{', '.join(waiting.names)} did not join")
+
+        started, _ = call(Once(link.channel, link.name), m.Start(has_values), m.Started, on_wait=wait)
         self.is_started = True
-        return reply
+        return started
 
     # --- again ------------------------------------------------------------------------------------------------
 

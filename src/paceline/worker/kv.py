@@ -7,7 +7,7 @@ A connection that ends is made again for up to `wait_s`: a ps may have been star
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,9 +19,8 @@ from paceline.errors import (
     ClusterError,
     ConnectionLost,
     PacelineError,
-    ProtocolError,
-    Refused,
     UsageError,
+    WaitTimeout,
 )
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec, total_bytes
 from paceline.params.placement import Plan, place
@@ -31,6 +30,9 @@ from paceline.wire import messages as m
 from paceline.worker.deadline import Deadline
 from paceline.worker.joining import RETRY_S, device
 from paceline.worker.reach import OWN, Access, located
+from paceline.worker.rpc import call
+
+R = TypeVar("R")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -62,19 +64,17 @@ class Kv:
     ) -> None:
         self._addresses, self._lane, self._secret = addresses, lane, secret
         self._wait_s, self._say, self._style = wait_s, say, style
-        self._channels: list[Channel] = []
-        for index in range(len(addresses)):
-            self._channels.append(self._connect(index))
+        self._channels = [self._connect(index) for index in range(len(addresses))]
         self._limit_bytes = 0
-        described = [self._ask(index, m.Describe())[0] for index in range(len(addresses))]
+        described = [self._ask(index, m.Describe(), m.Described)[0] for index in range(len(addresses))]
         first = described[0]
-        if not isinstance(first, m.Described) or first.layout is None:
+        if first.layout is None:
             self.close()
             raise NothingYet("the ps hold nothing yet: no chief has initialised the model")
         self.layout: Layout = first.layout
         self._limit_bytes = total_bytes(self.layout.tensors)
         self.plan: Plan = place(self.layout, first.num_ps, first.placement)
-        self._versions = [d.version for d in described if isinstance(d, m.Described)]
+        self._versions = [each.version for each in described]
 
     def __iter__(self) -> Iterator[str]:
         return iter([t.name for t in self.layout.tensors])
@@ -100,13 +100,12 @@ class Kv:
             index = self.layout.trained.index(spec)
             item = ITEM_BYTES[spec.dtype]
             for shard, piece in self.plan.owners(index):
-                reply, block = self._ask(shard, m.Fetch("ema" if is_averaged else "parameters", index))
-                assert isinstance(reply, m.Fetched)
+                reply, block = self._ask(shard, m.Fetch("ema" if is_averaged else "parameters", index), m.Fetched)
                 memory[piece.start * item : piece.stop * item] = block
                 versions[shard] = reply.version
         else:
             offset = self.layout.carried_offsets[self.layout.carried.index(spec)]
-            reply, block = self._ask(0, m.Fetch("carried"))
+            _, block = self._ask(0, m.Fetch("carried"), m.Fetched)
             memory[:] = block[offset : offset + spec.size_bytes]
         return self._entry(name, versions), _as_array(spec, memory)
 
@@ -116,36 +115,47 @@ class Kv:
         version = max((versions[s] for s in shards), default=0)
         return Entry(name, spec.shape, spec.dtype, version, tuple(f"ps:{s}" for s in shards), spec.is_trained)
 
-    def _ask(self, index: int, request: m.Request) -> tuple[m.Reply, bytearray]:
-        """What this ps answers, on this connection or on the next one."""
-        waiting = Deadline(self._wait_s, [device(index)], self._say, style=self._style)
-        while True:
-            try:
-                reply, frame = self._channels[index].ask(request)
-                break
-            except (ConnectionLost, ProtocolError) as error:
-                if not self._wait_s:
-                    raise
-                waiting.again(f"{device(index)} at {self._addresses[index]} went away ({error})")
-                self._channels[index].close()
-            try:
-                self._channels[index] = self._connect(index)
-            except ConnectionLost:
-                time.sleep(RETRY_S)  # nobody can wake us
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
-        if frame.bulk_bytes > self._limit_bytes:
-            raise ProtocolError(f"a ps sent {frame.bulk_bytes} bytes, this model has {self._limit_bytes} at most")
-        block = bytearray(frame.bulk_bytes)
-        self._channels[index].recv_bulk(frame, memoryview(block))
-        return reply, block
+    def _ask(self, index: int, request: m.Request, expects: type[R]) -> tuple[R, bytearray]:
+        """Ask this ps, on this connection or on the next one."""
+        return call(_Reader(self, index), request, expects, limit_bytes=self._limit_bytes)
 
     def _connect(self, index: int) -> Channel:
         return connect(self._addresses[index], self._lane, self._secret, role=Role.READER)
 
+    def _deadline(self, index: int) -> Deadline | None:
+        """Return what says that this ps is waited for; None if it is not."""
+        return Deadline(self._wait_s, [device(index)], self._say, style=self._style) if self._wait_s else None
+
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
+
+
+class _Reader:
+    """One ps for a reader."""
+
+    def __init__(self, kv: Kv, index: int) -> None:
+        self.name = f"ps:{index}"
+        self._kv = kv
+        self._index = index
+        self._waiting = kv._deadline(index)
+
+    @property
+    def channel(self) -> Channel:
+        return self._kv._channels[self._index]
+
+    def reconnect(self, error: ClusterError) -> None:
+        if self._waiting is None or isinstance(error, WaitTimeout):
+            raise error
+        self.channel.close()
+        while True:
+            self._waiting.again(f"{device(self._index)} at {self._kv._addresses[self._index]} went away ({error})")
+            try:
+                self._kv._channels[self._index] = self._kv._connect(self._index)
+                return
+            except ConnectionLost as lost:
+                error = lost
+                time.sleep(RETRY_S)  # nobody can wake us
 
 
 def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":

@@ -1,13 +1,14 @@
 """HOW does a worker talk to one ps? The connection, its slot, and a read that is never torn.
 
 Used by worker/client, one a ps. No framework: memory is bytes here. A connection that ends, or on which bytes were
-damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `on_lost` makes.
+damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `recover` makes.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TypeVar
 
 from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.telemetry import ledger as led
@@ -30,7 +31,8 @@ from paceline.wire.frames import (
     Kind,
     Outcome,
 )
-from paceline.wire.messages import Carried, Close, Closed, Failed, Fenced, Join, Joined, Reply, Request, encode
+from paceline.wire.messages import Carried, Close, Closed, Done, Fenced, Join, Joined, Request, encode
+from paceline.worker.rpc import Once, call
 
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
@@ -41,6 +43,10 @@ MAX_LOSSES = 60  # connections in a row that ended before a single answer: then 
 FENCED = int(Outcome.FENCED)
 Answered = tuple[int, int, int, bytes]  # outcome, flags, version and tail of an answer
 _PUSH, _ANSWER, _PULL = int(led.Kind.PUSH), int(led.Kind.ANSWER), int(led.Kind.PULL)
+
+
+Recover = Callable[["Link", ConnectionLost], None]  # connects again, or raises
+R = TypeVar("R")
 
 
 class FencedOff(Exception):
@@ -70,6 +76,8 @@ class Link:
         worker: int,
         incarnation: int,
         ledger: Ledger | None = None,
+        clock: StepClock | None = None,
+        recover: Recover | None = None,
     ) -> None:
         self.channel = channel
         self.index = index
@@ -92,10 +100,10 @@ class Link:
         self._awaits_push = False  # whether the next answer tells what became of a gradient
         self.connections = 0
         self.joined: Joined | None = None
-        self.asking: Request | None = None
+        self.is_leaving = False  # asks to close: it looks for a ps that may have ended for a short time only
         self.losses = 0  # connections that ended since the last answer
-        self.on_lost: Callable[[Link, ConnectionLost], None] = _give_up
-        self.clock = StepClock()  # the client's own, before anything is waited for
+        self._recover = recover or _give_up
+        self.clock = clock or StepClock()
 
     @property
     def shares_memory(self) -> bool:
@@ -103,15 +111,14 @@ class Link:
 
     def join(self, join: Join) -> Joined:
         """Step 1 of joining; on a lane that shares memory, maps what the ps hands over."""
-        joined = self._refuse(self.channel.ask(join)[0])
+        joined, _ = call(Once(self.channel, self.name), join, (Joined, Fenced, Closed))
         if isinstance(joined, Fenced):
             if joined.is_taken:
                 raise Refused(joined.reason)
             raise FencedOff(joined.incarnation)
         if isinstance(joined, Closed):
             raise ClosedAlready(joined, self._worker)
-        if not isinstance(joined, Joined):
-            raise ProtocolError(f"a ps answered Join with {type(joined).__name__}")
+        assert isinstance(joined, Joined)
         if joined.is_initialised and joined.lineage < self.lineage:
             self.channel.close()
             raise ConnectionLost(
@@ -172,53 +179,39 @@ class Link:
             start += raw.nbytes
         return ()
 
-    def ask(self, request: Request, bulk: Sequence[Buffer] = ()) -> Reply:
-        """A cold request and its reply; a refusal is raised."""
-        return self._asked(request, bulk)[0]
+    @property
+    def name(self) -> str:
+        """Return what messages call this ps."""
+        return f"ps:{self.index}"
 
-    def ask_bulk(self, request: Request, limit_bytes: int) -> tuple[Reply, bytearray]:
-        """A cold request whose reply brings bulk."""
-        return self._asked(request, (), limit_bytes)
+    def ask(self, request: Request, expects: type[R] = Done, bulk: Sequence[Buffer] = ()) -> R:  # type: ignore[assignment]
+        """Ask on this connection, or on the next one; raise a refusal."""
+        return self.ask_bulk(request, expects, 0, bulk)[0]
 
-    def _asked(self, request: Request, bulk: Sequence[Buffer], limit_bytes: int = 0) -> tuple[Reply, bytearray]:
-        """On this connection, or on the next one: nothing that is asked here is harmed by being asked twice."""
-        self.asking = request
-        while True:
-            try:
-                reply, frame = self.channel.ask(request, bulk)
-                block = bytearray(min(frame.bulk_bytes, limit_bytes))
-                if block:
-                    self.channel.recv_bulk(frame, memoryview(block))
-                break
-            except (ConnectionLost, ProtocolError, WaitTimeout) as error:
-                if (closed := self._have_another(error)) is not None:
-                    return closed, bytearray()
-        self.losses, self.asking = 0, None
-        self._refuse(reply)
-        if frame.bulk_bytes > limit_bytes:
-            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes, at most {limit_bytes} were expected")
-        return reply, block
+    def ask_bulk(
+        self, request: Request, expects: type[R], limit_bytes: int, bulk: Sequence[Buffer] = ()
+    ) -> tuple[R, bytearray]:
+        """Ask for a reply that brings bulk, too."""
+        answered = call(self, request, expects, bulk, limit_bytes)
+        self.losses = 0
+        return answered
 
-    def _have_another(self, error: ClusterError) -> Closed | None:
-        """Connect again. Whoever closes may hear now that it has closed, or find that the ps has ended since."""
+    def close_run(self, request: Close) -> Closed:
+        """Say that this worker has done its part. It may hear now that it has closed already, or find that the ps has
+        ended since."""
+        self.is_leaving = True
         try:
-            self.lost(error)
+            return self.ask(request, Closed)
         except ClosedAlready as closed:
             return closed.reply
         except WaitTimeout:
-            if not isinstance(self.asking, Close):
-                raise
             return Closed(is_last=False)
-        return None
+        finally:
+            self.is_leaving = False
 
-    def _refuse(self, reply: Reply) -> Reply:
-        if isinstance(reply, Failed):
-            raise Refused(reply.reason)
-        return reply
-
-    def lost(self, error: ClusterError) -> None:
-        """This connection is of no use any more: have another one made. Raises when that helps nobody."""
-        self.on_lost(self, self.note_loss(error))
+    def reconnect(self, error: ClusterError) -> None:
+        """Have another connection made, because this one is of no use any more; raise when that helps nobody."""
+        self._recover(self, self.note_loss(error))
 
     def note_loss(self, error: ClusterError) -> ConnectionLost:
         """Count it; too many in a row end the patience."""
@@ -352,7 +345,9 @@ class Link:
             if sequence[0] == before:
                 version = before % ASSIGNMENT // 2
                 if version < self.version:
-                    self.lost(ConnectionLost(f"ps:{self.index} went back from version {self.version} to {version}"))
+                    self.reconnect(
+                        ConnectionLost(f"ps:{self.index} went back from version {self.version} to {version}")
+                    )
                     return self.read(push_id)
                 self._copied_out += self.into.nbytes
                 self.version = version
@@ -362,7 +357,7 @@ class Link:
         try:
             self._read_by_slot(push_id | OWN_ID)  # a frame that was to wake us for the push may still be on its way
         except ConnectionLost as error:
-            self.lost(error)
+            self.reconnect(error)
             self.read(push_id)
         return None
 

@@ -7,7 +7,6 @@ bytes.
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from paceline.errors import ProtocolError
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.transport.base import Buffer
@@ -34,10 +33,7 @@ def gather(links: Sequence[Link], layout: Layout) -> Slots:
     """All optimizer state of the cluster, tensor by tensor."""
     fetched = []
     for link in links:
-        reply, block = link.ask_bulk(m.Fetch("slots"), limit_of(link.into.nbytes))
-        if not isinstance(reply, m.Fetched):
-            raise ProtocolError("a ps did not answer Fetch")
-        fetched.append((reply, block))
+        fetched.append(link.ask_bulk(m.Fetch("slots"), m.Fetched, limit_of(link.into.nbytes)))
     return assemble(fetched, layout)
 
 
@@ -65,7 +61,7 @@ class Asked(Protocol):
 
     index: int
 
-    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply: ...
+    def ask(self, request: m.Request, *, bulk: Sequence[Buffer] = ()) -> object: ...
 
 
 def scatter(links: Sequence[Asked], plan: Plan, slots: Mapping[int, Mapping[str, WholeSlot]]) -> None:

@@ -95,10 +95,10 @@ def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
         client.close()  # the session does so only for a worker that has joined
         raise
     if trainee.layout.carried_bytes and not first.has_sent_carried:  # 3
-        _, block = client.links[0].ask_bulk(m.Fetch("carried"), trainee.layout.carried_bytes)
+        _, block = client.links[0].ask_bulk(m.Fetch("carried"), m.Fetched, trainee.layout.carried_bytes)
         trainee.take_carried(block)
     if not first.has_sent_carried:
-        _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.MAX_UNSAVED_BLOCK)
+        _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.Fetched, m.MAX_UNSAVED_BLOCK)
         if block:
             trainee.take_unsaved(block)
     trainee.is_alone = session.num_workers == 1 and not session.is_elastic

@@ -167,10 +167,9 @@ class Rewinder:
         """Whom ps:0 knows to be in: a ps without memory would wait for those who are done."""
         first = Connection(self._me, 0)
         try:
-            status = first.ask(m.AskStatus())
+            return first.ask(m.AskStatus(), m.Status).live
         finally:
             first.close()
-        return status.live if isinstance(status, m.Status) else None
 
     def _restored(self, version: int, dial: m.Dial, restored: Restored | None, live: list[int] | None) -> m.Restored:
         seed = restored.state.seed if restored is not None else None

@@ -16,23 +16,26 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from paceline.checkpoint.read import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.checkpoint.room import elsewhere, give_way, holds
 from paceline.checkpoint.store import is_full
-from paceline.errors import CheckpointError, ClusterError, PacelineError, ProtocolError, Refused
+from paceline.errors import CheckpointError, ClusterError, PacelineError, Refused
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.telemetry import losses
 from paceline.transport.base import Buffer
-from paceline.transport.channel import Channel, connect
+from paceline.transport.channel import connect
 from paceline.wire import messages as m
 from paceline.worker.client import Identity
 from paceline.worker.deadline import SAY_EVERY_S, Deadline
 from paceline.worker.joining import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
+from paceline.worker.rpc import Once, call
 from paceline.worker.saving import Content, CopyGone, fetched
 
+R = TypeVar("R")
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
 NOW_POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
@@ -51,41 +54,30 @@ class Connection:
 
     def __init__(self, me: Identity, index: int) -> None:
         self.index = index
-        self._channel: Channel = connect(me.ps_addresses[index], me.lane, me.secret)
+        self._peer = Once(connect(me.ps_addresses[index], me.lane, me.secret), f"ps:{index}")
 
-    def ask(self, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
-        reply, _ = self._channel.ask(request, bulk)
-        if isinstance(reply, m.Failed):
-            raise Refused(reply.reason)
-        return reply
+    def ask(self, request: m.Request, expects: type[R] = m.Done, bulk: Sequence[Buffer] = ()) -> R:  # type: ignore[assignment]
+        """Ask, on this connection only."""
+        return call(self._peer, request, expects, bulk)[0]
 
     def described(self) -> m.Described:
         """What this ps says of itself: its lineage, the mode that holds there."""
-        reply = self.ask(m.Describe())
-        if not isinstance(reply, m.Described):
-            raise ProtocolError(f"ps:{self.index} answered Describe with {type(reply).__name__}")
-        return reply
+        return self.ask(m.Describe(), m.Described)
 
     def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
-        reply = self.ask(request, [carried] if carried else [])
-        if not isinstance(reply, m.Copied):
-            raise ProtocolError(f"ps:{self.index} answered Copy with {type(reply).__name__}")
-        return reply
+        return self.ask(request, m.Copied, [carried] if carried else [])
 
     def fetch(
         self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
     ) -> tuple[m.Fetched, bytearray]:
-        reply, frame = self._channel.ask(m.Fetch(what, is_copy=True, worker=worker, number=copy.number))
-        if isinstance(reply, m.Failed):
-            raise CopyGone(f"ps:{self.index}: {reply.reason}")
-        if not isinstance(reply, m.Fetched) or frame.bulk_bytes > limit_bytes:
-            raise ProtocolError(f"ps:{self.index} sent {frame.bulk_bytes} bytes of {what}, at most {limit_bytes} fit")
-        block = bytearray(frame.bulk_bytes)
-        self._channel.recv_bulk(frame, memoryview(block))
-        return reply, block
+        request = m.Fetch(what, is_copy=True, worker=worker, number=copy.number)
+        try:
+            return call(self._peer, request, m.Fetched, limit_bytes=limit_bytes)
+        except Refused as refused:
+            raise CopyGone(f"ps:{self.index}: {refused}") from refused
 
     def close(self) -> None:
-        self._channel.close()
+        self._peer.channel.close()
 
 
 class Saver:

@@ -31,7 +31,7 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import Plan, place
 from paceline.telemetry.steps import StepClock
 from paceline.wire.frames import Flag, Outcome
-from paceline.wire.messages import Assign, Fetch, OptimizerSpec, Options, PushTail, encode
+from paceline.wire.messages import Assign, Fetch, Fetched, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client
 from paceline.worker.injection import Injection
 from paceline.worker.joining import Recovery
@@ -109,6 +109,7 @@ class TrainingStep(ABC):
         self._digests: list[int] = []  # of that memory, as it was pulled
         self.writes: Writes | None = None  # the framework's own, where that memory is not the host's
         self.is_alone = True  # no other worker trains this model
+        self.has_joined = False  # and found its slots
         self.goes_on = False  # until the loop begins: this run has made updates already
         self.carried_at_start = b""  # where the run goes on: buffers and frozen parameters as prepare() took them
         self._is_first = True  # no step yet
@@ -127,7 +128,7 @@ class TrainingStep(ABC):
         self.not_finite = 0
         self._not_finite_in_a_row = 0
         self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
-        self._weight = 0.0
+        self.weight = 0.0
         self._sent_weight: float | None = 0.0
         self.progress = Progress(0)  # the session's own, once it is connected
         self.clock = StepClock()  # the session's own, once it is connected
@@ -193,11 +194,23 @@ class TrainingStep(ABC):
         self._me = me = session.identity()
         self._say = session.say
         self.progress, self.clock, self.on_save = session.progress, session.clock, session.announced
-        self.client = Client(me, self.layout, self.plan, self.arena.memory, session.say, session.beat, recovery)
-        self.client.clock = self.clock
-        self.client.optimizer = lambda: self.spec
-        self.client.weight = lambda: self._weight
+        memory = self.arena.memory
+        self.client = Client(
+            me, self.layout, self.plan, memory, session.say, session.beat, recovery, self, session.clock
+        )
         return self.client
+
+    def reconnected(self) -> None:
+        """Find the slots again: a ps that was connected to again has another one."""
+        if self.has_joined:
+            self.find_slots()
+
+    def returned(self) -> None:
+        """Take what the others have made without this worker."""
+        if self.has_joined:
+            self.refresh()
+        else:
+            self.client.pull()
 
     def parameters_of(self, index: int) -> memoryview:
         """What this worker has of one shard."""
@@ -346,7 +359,7 @@ class TrainingStep(ABC):
         mask = bits([g is not None for g in gradients]) if NOTHING in map(id, gradients) else b""
         options = self._changed_options()
         counts = self.samples is not None or self.own_weight is not None or not self.is_alone
-        weight = self._changed_weight() if counts or self._weight != self._sent_weight else None
+        weight = self._changed_weight() if counts or self.weight != self._sent_weight else None
         tail = encode(PushTail(options, mask, weight)) if mask or options is not None or weight is not None else b""
         sent = () if overlap is None else overlap.shards
         payloads, looks_finite = outgoing.write(gradients, bool(mask), sent)
@@ -448,11 +461,11 @@ class TrainingStep(ABC):
         """Return how many samples this push is the mean of, if that is another number than at the last push."""
         samples = self._samples()
         self._count(samples)
-        self._weight = self.own_weight or (self._weight if samples is None else samples)
-        if self._weight == self._sent_weight:
+        self.weight = self.own_weight or (self.weight if samples is None else samples)
+        if self.weight == self._sent_weight:
             return None
-        self._sent_weight = self._weight
-        return self._weight
+        self._sent_weight = self.weight
+        return self.weight
 
     def _count(self, samples: float | None) -> None:
         """Add a push's samples to those of all; a worker that trains alone is compared with none."""
@@ -516,7 +529,7 @@ class TrainingStep(ABC):
         """Have the model hold the averaged parameters of the ps inside, and its own again afterwards, to the bit."""
         self.settle()
         self.keep_writes()
-        blocks = [link.ask_bulk(Fetch("ema"), link.into.nbytes)[1] for link in self.client.links]
+        blocks = [link.ask_bulk(Fetch("ema"), Fetched, link.into.nbytes)[1] for link in self.client.links]
         memory = self.arena.memory
         self.fill_arena()
         own = bytes(memory)

@@ -7,12 +7,10 @@
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import count
 
-from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.worker import ending
 from paceline.worker.link import Link
@@ -20,7 +18,7 @@ from paceline.worker.session import WorkerSession
 from paceline.worker.training_step import TrainingStep
 
 WHERE, MARK = sys.argv[sys.argv.index("--dies") + 1], Path("has_died")
-leave, ask = ending.leave, Link.ask
+leave, close_run = ending.leave, Link.close_run
 last: list[bool] = []
 
 
@@ -30,9 +28,9 @@ def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def asking(link: Link, request: m.Request, bulk: Sequence[Buffer] = ()) -> m.Reply:
-    reply = ask(link, request, bulk)
-    if isinstance(reply, m.Closed) and link.index == 0 and reply.is_last:
+def closing(link: Link, request: m.Close) -> m.Closed:
+    reply = close_run(link, request)
+    if link.index == 0 and reply.is_last:
         last.append(True)
         if WHERE == "answered":
             die()
@@ -45,5 +43,5 @@ def leaving(session: WorkerSession, trainee: TrainingStep) -> None:
         die()
 
 
-ending.leave, Link.ask = leaving, asking  # type: ignore[method-assign]
+ending.leave, Link.close_run = leaving, closing  # type: ignore[method-assign]
 count.main()

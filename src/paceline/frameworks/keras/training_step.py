@@ -118,7 +118,7 @@ class KerasStep(TrainingStep):
     def joined(self, on_load: Callable[[], None]) -> None:
         """Find the slots, take the parameters of the ps, and call `on_load` after the script has loaded weights."""
         self.find_slots()
-        self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
+        self.has_joined = True
         self.on_load = on_load
         self.mirror()
         self.writes = VariableWrites(self)

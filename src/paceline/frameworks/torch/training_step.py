@@ -117,7 +117,7 @@ class TorchStep(TrainingStep):
     def joined(self, on_load: Callable[[], None]) -> None:
         """Find the slots, take the parameters of the ps, and call `on_load` when the script loads first values."""
         self.find_slots()
-        self.client.on_slots, self.client.on_return = self.find_slots, self.refresh
+        self.has_joined = True
         if self._me.overlaps:
             assert isinstance(self._outgoing, Outgoing)
             self._overlap = Overlap(self.client, self.layout, self.plan, self._outgoing, self.parameters)

@@ -122,7 +122,7 @@ def through_ps(orders: Orders, size_bytes: int) -> None:
     if parameters != first:
         raise ProtocolError("the ps gave other bytes back")
     orders.obey(lambda count: repeat(exchange, count))
-    link.ask(Close())
+    link.close_run(Close())
     client.close()
 
 

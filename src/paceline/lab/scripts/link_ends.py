@@ -190,7 +190,7 @@ def through_ps(orders: Orders, args: argparse.Namespace) -> None:
     exchange = staged(link, gradient) if args.push_only else pushed_again(link, client.push_id, gradient)
     exchange()
     orders.obey(lambda count: repeat(exchange, count))
-    link.ask(Close())
+    link.close_run(Close())
     client.close()
 
 

@@ -161,7 +161,7 @@ def null_worker(args: argparse.Namespace) -> None:
                   ready_at_s=ready_at_s)  # fmt: skip
     (args.null / f"{session.worker_index:03}.json").write_bytes(msgspec.json.encode(told))
     for link in client.links:
-        link.ask(Close())
+        link.close_run(Close())
     client.close()
 
 

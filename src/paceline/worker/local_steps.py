@@ -26,12 +26,12 @@ def bound_by(
     session: "WorkerSession", plain: Callable[..., Made], local: Callable[..., Made], *given: Any, **own: Any
 ) -> Made:
     """Make the trainee of the session's mode: `local`, which trains by itself between exchanges, or `plain`."""
-    assert session.assignment is not None
-    cluster, settings = session.assignment.cluster, session.assignment.settings
-    own.update(num_ps=len(cluster.ps), placement=settings.placement, after_step=session.clock.step)
+    settings = session.require_cluster().settings
     if settings.mode != "local":
-        return plain(*given, **own)
-    return local(*given, **own, outer=(settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum))
+        return plain(*given, **own, session=session)
+    return local(
+        *given, **own, session=session, outer=(settings.mode_spec.outer, settings.outer_lr, settings.outer_momentum)
+    )
 
 
 class LocalSteps(TrainingStep):

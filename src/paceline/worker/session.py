@@ -163,7 +163,7 @@ class WorkerSession:
         find, event = self._newest_checkpoint, self.reporter.sink.event
         is_reseeding = self.require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self.say, event)
-        client = trainee.connect(self, self._rewinder)
+        client = trainee.connect(self._rewinder)
         self.reporter.stand_by()
         return client
 
@@ -178,7 +178,6 @@ class WorkerSession:
     def begin(self, trainee: TrainingStep, batch_size: int) -> None:
         """Begin to train: the cluster has started."""
         self.trainee = trainee
-        trainee.own_weight = self.own_weight
         self.clock.batch_size = batch_size
         assignment = self.require_cluster()
         if assignment.settings.log_device_placement:
@@ -189,7 +188,6 @@ class WorkerSession:
         trainee.slowness = slowness.of(assignment.settings.slow, assignment.task)
         if trainee.slowness is not None:
             self.say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
-        trainee.injection = self.injection
         self._repeated = RepeatedLoop(self.worker_index, trainee, self.progress, self.is_again, self._warn)
         self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
         if self._rewinder is not None:

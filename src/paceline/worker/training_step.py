@@ -29,15 +29,12 @@ from paceline.errors import NonFiniteGradient, PacelineError, UsageError
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import Plan, place
-from paceline.telemetry.steps import StepClock
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, Fetched, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client
-from paceline.worker.injection import Injection
 from paceline.worker.joining import Recovery
 from paceline.worker.optimizer_state import Slots, gather
 from paceline.worker.outgoing import Outgoing
-from paceline.worker.position import Progress
 from paceline.worker.script import check_owner, script_depth, script_line
 from paceline.worker.slowness import Slowness
 
@@ -91,14 +88,19 @@ class TrainingStep(ABC):
     is_local = False  # the optimizer runs here, and deltas are pushed
     loading = "model.load_state_dict()"  # what loads values into the model
 
-    def __init__(
-        self, spec: OptimizerSpec, layout: Layout, num_ps: int, placement: str, after_step: Callable[[], None]
-    ) -> None:
+    def __init__(self, spec: OptimizerSpec, layout: Layout, session: "WorkerSession") -> None:
         self.owner = forks.Owner()
-        self.after_step = after_step
+        self._session = session
+        self._say = session.say
+        self._me = session.identity()
+        self.progress = session.progress
+        self.clock = session.clock
+        self.after_step = session.clock.step
+        self.own_weight = session.own_weight  # samples of a push, as ctx.weight() says
+        self.injection = session.injection
         self.spec = spec
         self.layout = layout
-        self.plan: Plan = place(layout, num_ps, placement)
+        self.plan: Plan = place(layout, len(self._me.ps_addresses), self._me.placement)
         self.arena = Arena.private(self.plan.total_bytes)
         self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
         self._outgoing: Outgoing = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
@@ -116,7 +118,6 @@ class TrainingStep(ABC):
         self._holds_averages = False
         self._refreshes_later = False
         self.slowness: Slowness | None = None
-        self.injection: Injection | None = None
         self.steps = 0
         self.samples_pushed: float | None = 0.0  # in all of this worker's gradients; None: not known
         self.pushes = 0
@@ -127,12 +128,8 @@ class TrainingStep(ABC):
         self.discarded = 0
         self.not_finite = 0
         self._not_finite_in_a_row = 0
-        self.own_weight: float | None = None  # samples of a push, as ctx.weight() says
         self.weight = 0.0
         self._sent_weight: float | None = 0.0
-        self.progress = Progress(0)  # the session's own, once it is connected
-        self.clock = StepClock()  # the session's own, once it is connected
-        self.on_save: Callable[[int, bool], None] = lambda version, writes: None
 
     # --- what a framework brings ------------------------------------------------------------------------------
 
@@ -189,14 +186,11 @@ class TrainingStep(ABC):
 
     # --- connecting -------------------------------------------------------------------------------------------
 
-    def connect(self, session: "WorkerSession", recovery: Recovery) -> Client:
+    def connect(self, recovery: Recovery) -> Client:
         """Make the client of this worker's session; `recovery` helps a ps that has lost its memory."""
-        self._me = me = session.identity()
-        self._say = session.say
-        self.progress, self.clock, self.on_save = session.progress, session.clock, session.announced
-        memory = self.arena.memory
+        memory, session = self.arena.memory, self._session
         self.client = Client(
-            me, self.layout, self.plan, memory, session.say, session.beat, recovery, self, session.clock
+            self._me, self.layout, self.plan, memory, session.say, session.beat, recovery, self, session.clock
         )
         return self.client
 
@@ -399,7 +393,7 @@ class TrainingStep(ABC):
         self.has_ticket = taken.has_ticket
         self.last_outcome = taken.outcome
         if taken.flags & SAVE:
-            self.on_save(taken.version + 1, bool(taken.flags & Flag.WRITES))
+            self._session.announced(taken.version + 1, bool(taken.flags & Flag.WRITES))
         if taken.outcome is Outcome.DISCARDED or taken.outcome is Outcome.NOT_FINITE:
             self.discarded += 1
 

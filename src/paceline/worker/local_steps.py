@@ -82,7 +82,7 @@ class LocalSteps(TrainingStep):
         return OptimizerSpec("SGD", [options for _ in range(self.num_groups())])
 
     def _changed_options(self) -> list[Options] | None:
-        """The user's options are for the user's optimizer, which runs here; the outer ones change with the dial."""
+        """Return the outer optimizer's options if the dial has others now. Those of the user's optimizer stay here."""
         outer = self.client.dial.spec.outer
         if outer == self._outer:
             return None
@@ -140,7 +140,7 @@ class LocalSteps(TrainingStep):
     # --- parameters from outside ------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        super().joined(on_load)  # type: ignore[safe-super]  # the framework's own, which comes next among the bases
+        super().joined(on_load)
         self._start_here()
 
     def end_first(self) -> None:
@@ -156,7 +156,7 @@ class LocalSteps(TrainingStep):
         self._since_exchange, self._step_samples = 0, []
 
     def take_newest(self) -> None:
-        """Between two exchanges the worker's own steps are kept; only at an exchange there is nothing to lose."""
+        """Take the newest parameters only at an exchange: between two of them the worker keeps its own steps."""
         if self._since_exchange == 0:
             super().take_newest()
             self._start_here()

@@ -161,10 +161,6 @@ class TrainingStep(ABC):
         """Where gradients go; a ps that was connected to again has another slot."""
 
     @abstractmethod
-    def joined(self, on_load: Callable[[], None]) -> None:
-        """After the client has joined; `on_load` is to be called when the script has loaded values into the model."""
-
-    @abstractmethod
     def _option_values(self) -> Any:
         """The optimizer's options as they are now, to be compared with those of the last push."""
 
@@ -193,6 +189,13 @@ class TrainingStep(ABC):
             self._me, self.layout, self.plan, memory, session.say, session.beat, recovery, self, session.clock
         )
         return self.client
+
+    def joined(self, on_load: Callable[[], None]) -> None:
+        """Find the slots and take the parameters of the ps, once the client has joined. Call `on_load` whenever the
+        script has loaded values into the model."""
+        self.find_slots()
+        self.has_joined = True
+        self.mirror()
 
     def reconnected(self) -> None:
         """Find the slots again: a ps that was connected to again has another one."""

@@ -42,9 +42,8 @@ def _put(variable: Any, weight: Weight, entry: Entry) -> None:
 def _refuse_other_model(loaded: Loaded, weights: Mapping[str, Weight], tensors: Mapping[str, Entry]) -> None:
     said = [f"it has no {name}" for name in weights if name not in tensors]
     said += [f"only it has {name}" for name in tensors if name not in weights]
-    hint = ""
-    if said:
-        hint = " (weights go by Keras's paths: name model and layers as in that run, or say which is which in names=)"
+    by_path = " (weights go by Keras's paths: name model and layers as in that run, or say which is which in names=)"
+    hint = by_path if said else ""
     for name in sorted(weights.keys() & tensors.keys()):
         entry, spec = tensors[name], weights[name].spec
         if (entry.dtype, entry.shape) != (spec.dtype, spec.shape):

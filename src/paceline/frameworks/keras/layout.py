@@ -185,8 +185,9 @@ def group_options(optimizer: Any, lr: float, groups: int, as_torch: bool) -> lis
 
 
 def _options(optimizer: Any, lr: float, decay: float) -> Options:
-    own: Options = {name: _number(getattr(optimizer, name)) for name in MAPPED[type(optimizer).__name__]}
-    return {"lr": lr, "weight_decay": decay, **own}
+    own = {name: getattr(optimizer, name) for name in MAPPED[type(optimizer).__name__]}
+    numbers: Options = {name: value if isinstance(value, bool) else float(value) for name, value in own.items()}
+    return {"lr": lr, "weight_decay": decay, **numbers}
 
 
 def _torch_options(optimizer: Any, lr: float, decay: float) -> Options:
@@ -205,7 +206,3 @@ def _torch_options(optimizer: Any, lr: float, decay: float) -> Options:
         "weight_decay": decay, "amsgrad": bool(optimizer.amsgrad), "capturable": False,
         "decoupled_weight_decay": kind == "AdamW",
     }  # fmt: skip
-
-
-def _number(value: Any) -> bool | float:
-    return value if isinstance(value, bool) else float(value)

@@ -77,7 +77,7 @@ class KerasState:
         return [key for key, _, variable in self._own() if self._shown.get(key) != self._digest(variable)]
 
     def is_other(self, count: int | None) -> bool:
-        """Whether these iterations are not what they would be by themselves, and play a part in the update."""
+        """Tell whether these iterations are not what they would be by themselves, and play a part in the update."""
         return self.counts and None not in (count, self.next_count) and count != self.next_count
 
     def slots(self, there: Mapping[int, Mapping[str, WholeSlot]], count: int | None) -> Slots:

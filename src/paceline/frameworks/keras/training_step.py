@@ -116,11 +116,8 @@ class KerasStep(TrainingStep):
     # --- connecting -------------------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        """Find the slots, take the parameters of the ps, and call `on_load` after the script has loaded weights."""
-        self.find_slots()
-        self.has_joined = True
+        super().joined(on_load)
         self.on_load = on_load
-        self.mirror()
         self.writes = VariableWrites(self)
         if self._me.overlaps:
             self._say("paceline: --overlap is for torch workers, and is not used here")

@@ -314,11 +314,11 @@ class _Counted:
 
     def _next(self) -> Any:
         next_pass, self._next_pass = self._next_pass, None
-        if next_pass is None:
-            return next(self._batches)
         try:
             return next(self._batches)
         except StopIteration:
+            if next_pass is None:
+                raise
             self._take(next_pass())
             return next(self._batches)
 

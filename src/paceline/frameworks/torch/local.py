@@ -44,7 +44,7 @@ class LocalTorchStep(LocalSteps, TorchStep):
         replace_step(optimizer, step, {})
 
     def _was_skipped(self) -> bool:
-        """A GradScaler has a fused optimizer skip a step whose gradients overflow."""
+        """Tell whether a GradScaler had a fused optimizer skip the step, because its gradients overflow."""
         overflows = getattr(self.optimizer, "found_inf", None)
         return isinstance(overflows, torch.Tensor) and bool(overflows.item())
 

@@ -74,7 +74,7 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
         remote.load_state()
 
     def copied(self: torch.optim.Optimizer, _: Any) -> Any:
-        """A copy steps by itself, as torch's own optimizer does."""
+        """Make a copy an optimizer of the own class, which steps by itself."""
         return object.__new__, (base,), self.__getstate__()
 
     def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

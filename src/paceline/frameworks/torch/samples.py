@@ -132,7 +132,7 @@ class GradientSamples:
             self._say(UNKNOWN.format(why=why))
 
     def _is_cleared(self) -> bool:
-        """Whether the script has set all gradients to None or to zeros."""
+        """Tell whether the script has set all gradients to None or to zeros."""
         gradients = (p.grad for p in self._parameters)
         values = (g._values() if g.is_sparse else g for g in gradients if g is not None)
         return not any(bool(each.any()) for each in values)

@@ -115,15 +115,12 @@ class TorchStep(TrainingStep):
     # --- connecting -------------------------------------------------------------------------------------------
 
     def joined(self, on_load: Callable[[], None]) -> None:
-        """Find the slots, take the parameters of the ps, and call `on_load` when the script loads first values."""
-        self.find_slots()
-        self.has_joined = True
+        super().joined(on_load)
         if self._me.overlaps:
             assert isinstance(self._outgoing, Outgoing)
             self._overlap = Overlap(self.client, self.layout, self.plan, self._outgoing, self.parameters)
             if not self._overlap.shards:
                 self._say("paceline: --overlap gains nothing here and is not used: it is for large models on lane tcp")
-        self.mirror()
         self.remember()
         if self.alias_line:
             self._say(self.alias_line)
@@ -133,7 +130,6 @@ class TorchStep(TrainingStep):
             self._loads.install(self.model)
 
     def find_slots(self) -> None:
-        """Make where gradients go; a ps that was connected to again has another slot."""
         self._outgoing = Outgoing(self.client.links, self.layout, self.plan, self.device, self._me.wire)
 
     # --- one step ---------------------------------------------------------------------------------------------

@@ -64,9 +64,10 @@ class TorchStep(TrainingStep):
 
         def make_view(index: int) -> torch.Tensor:
             spec = self.layout.trained[index]
-            vector = self._block[parts[index]].view(DTYPES[spec.dtype])
             if is_on_host:  # each on a storage of its own, as torch.save and share_memory() see it
                 vector = flat(self.arena.memory, spec.dtype, starts[index], spec.numel)
+            else:
+                vector = self._block[parts[index]].view(DTYPES[spec.dtype])
             return shaped(vector, spec.shape, spec.stride)
 
         self._places = Places(model, optimizer, [t.name for t in layout.trained], self.parameters, make_view)

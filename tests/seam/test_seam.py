@@ -118,7 +118,7 @@ def ways() -> Iterator[Any]:
             yield pytest.param(name, lane, placement, marks=pytest.mark.slow if at % 9 == number else NIGHTLY)
 
 
-@pytest.mark.parametrize(("name", "lane", "placement"), ways())
+@pytest.mark.parametrize(("name", "lane", "placement"), list(ways()))
 def test_equal_on_every_lane_and_placement(name: str, lane: str, placement: str, tmp_path: Path) -> None:
     judge(CASES[name], Equal(), tmp_path, 3, mode="sync", ps=3, lane=lane, placement=placement)
 

@@ -1,4 +1,4 @@
-"""HOW are bytes carried? One protocol, four lanes; a new lane is one file and one line here."""
+"""Lanes, which carry bytes between tasks: one protocol, four lanes; a new lane is one file and one line here."""
 
 from paceline.transport.base import Lane
 from paceline.transport.grpc import GrpcLane

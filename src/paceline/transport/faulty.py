@@ -1,7 +1,7 @@
-"""WHAT if bytes come late, changed, or not at all? A stream around a stream, which makes it so, and counts.
+"""Injected network faults: a stream around a stream that delays, limits, changes, cuts and swallows, and counts.
 
 Used by a worker that `--chaos` names (worker/injection), and by tests. Only the worker's end is wrapped, after the
-handshake: to the ps all of it is the network. Must never touch the memory that it is told to send.
+handshake: the ps sees a bad network. Must never change the memory that it is given to send.
 """
 
 import random
@@ -18,18 +18,18 @@ from paceline.transport.channel import Channel
 from paceline.transport.security import Role
 from paceline.wire.frames import FRAME_BYTES, Kind
 
-LOOK_S = 0.1  # how long a read that is cut off waits before it says that nothing came
-PUSH_ID = slice(16, 24)  # where a frame has it
+LOOK_S = 0.1  # a read that is cut off raises WaitTimeout after so long
+PUSH_ID = slice(16, 24)  # of a frame
 
 
 class Connect(Protocol):
-    """transport/channel's connect, and whoever stands in for it."""
+    """The type of transport/channel's connect."""
 
     def __call__(self, address: str, lane: str, secret: bytes, timeout_s: float = ..., role: Role = ...) -> Channel: ...
 
 
 class Trouble:
-    """What all connections of one worker suffer together. `on_fault` hears of each by its kind, and how often."""
+    """The faults of all connections of one worker. `on_fault` is called with the kind of each, and how often."""
 
     def __init__(
         self,
@@ -53,24 +53,24 @@ class Trouble:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._free_s = 0.0  # when the line has carried what it was given
+        self._free_s = 0.0  # when the line will have carried all that it was given
         self._cut_until_s = 0.0
         self._flips_next = False
         self._swallowed: set[tuple[str, int]] = set()  # (ps, push id)
         self._pushes: set[int] = set()
 
-    # --- what may be asked for --------------------------------------------------------------------------------
+    # --- triggers ---------------------------------------------------------------------------------------------
 
     def cut(self, seconds: float) -> None:
-        """From now on, and for so long, nothing goes in or out."""
+        """Let nothing in or out for so long."""
         self._cut_until_s = self._clock() + seconds
 
     def flip_next(self) -> None:
-        """The next message has a wrong bit."""
+        """Flip a bit of the next message."""
         self._flips_next = True
 
     def around(self, connect: Connect) -> Connect:
-        """The same connect, whose connections suffer; while the worker is cut off it reaches nobody."""
+        """Return a connect whose connections have these faults; while the worker is cut off, it raises."""
 
         def connected(
             address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role: Role = Role.WORKER
@@ -84,14 +84,14 @@ class Trouble:
 
         return connected
 
-    # --- what streams ask -------------------------------------------------------------------------------------
+    # --- called by streams ------------------------------------------------------------------------------------
 
     def cut_s(self) -> float:
-        """How long the cut still lasts; 0 and less: there is none."""
+        """Return how long the cut still lasts; 0 or less: there is none."""
         return self._cut_until_s - self._clock()
 
     def before_send(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Wait as long as these bytes have to; what is to be sent instead comes back."""
+        """Wait as long as these bytes have to; return what to send instead."""
         while (left_s := self.cut_s()) > 0:
             self._sleep(left_s)
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
@@ -102,7 +102,7 @@ class Trouble:
         return self._flipped(buffers, size)
 
     def carried(self, size_bytes: int) -> None:
-        """So many bytes went over the line, which is shared by all connections and both directions."""
+        """Wait until the line has carried so many bytes; all connections and both directions share it."""
         if not self._bytes_per_s:
             return
         with self._lock:
@@ -125,7 +125,7 @@ class Trouble:
         return flipped(buffers, at, bit)
 
     def swallows(self, head: memoryview, ps: str) -> bool:
-        """Whether this is the first answer to a push whose answer is to be lost."""
+        """Tell whether this is the first answer to a push whose answer is to be lost."""
         if not self._swallow_acks or head[0] != Kind.ANSWER:
             return False
         push_id = int.from_bytes(head[PUSH_ID], "little")
@@ -139,7 +139,7 @@ class Trouble:
 
 
 def flipped(buffers: Sequence[Buffer], at: int, bit: int) -> list[Buffer]:
-    """The same bytes with one bit changed, in a copy.
+    """Return the same bytes with one bit changed, in a copy.
 
     >>> [bytes(b) for b in flipped([b"ab", b"cd"], 2, 1)]
     [b'ab', b'bd']
@@ -158,7 +158,7 @@ def flipped(buffers: Sequence[Buffer], at: int, bit: int) -> list[Buffer]:
 
 
 class Faulty(Stream):
-    """A stream to one ps that goes through trouble."""
+    """A stream to one ps with injected faults."""
 
     def __init__(self, inner: Stream, trouble: Trouble, ps: str) -> None:
         self._inner = inner

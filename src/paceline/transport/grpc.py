@@ -1,10 +1,10 @@
 """The grpc lane: the same bytes as on tcp, in the messages of one bidirectional gRPC stream a connection.
 
 Chosen only with --lane grpc, so that "the cost of gRPC" can be measured with only the carrier changed; `paceline[grpc]`
-has what it needs. Must never look at what it carries, nor import gRPC before somebody listens or connects.
+has what it needs. gRPC is imported when a task listens or connects.
 
 There are no protobufs: messages are bytes, cut below gRPC's own limit of 4 MiB, as its documentation recommends for
-large data. On each end one thread takes in what comes, and gRPC's own takes what is to go; in between are two pipes.
+large data. On each end one thread receives and one of gRPC's sends, through two pipes.
 A forked child inherits gRPC's sockets and cannot close them: on this lane a worker that dies while a DataLoader's child
 lives on is noticed by its lease.
 """
@@ -26,7 +26,7 @@ from paceline.transport.base import SEND_S, Buffer, Stream, split
 MISSING = "--lane grpc needs gRPC, which is not installed here: pip install 'paceline[grpc]'."
 METHOD = "/paceline.Lane/Carry"
 MESSAGE_BYTES = 1 << 20
-PIPE_BYTES = 2 << 20  # that wait on their way in or out; then whoever brings more waits
+PIPE_BYTES = 2 << 20  # buffered per direction; then a writer waits
 MAX_STREAMS = 1024  # a thread each, while it lasts
 END_S = 2.0  # for what was sent before the doors were closed
 OPTIONS = (
@@ -39,7 +39,7 @@ OPTIONS = (
 
 
 class Pipe:
-    """Bytes from one thread to another, a little of them at a time; what was put in before the end still comes out."""
+    """A bounded buffer between two threads; what was put in before the end still comes out."""
 
     def __init__(self) -> None:
         self._parts: deque[memoryview] = deque()
@@ -52,7 +52,7 @@ class Pipe:
         return self._is_ended and not self._parts
 
     def put(self, data: bytes, timeout_s: float | None) -> bool:
-        """False when nothing was taken out for so long that there was no room; ConnectionLost after the end."""
+        """Put data in; return False if there was no room for so long, raise ConnectionLost after the end."""
         with self._changed:
             while self._size >= PIPE_BYTES and not self._is_ended:
                 if not self._changed.wait(timeout_s):
@@ -65,7 +65,7 @@ class Pipe:
             return True
 
     def take(self) -> bytes:
-        """The next message, as it was put in; empty after the end."""
+        """Take the next message out, as it was put in; empty after the end."""
         with self._changed:
             while not self._parts and not self._is_ended:
                 self._changed.wait()
@@ -77,7 +77,7 @@ class Pipe:
             return part.obj if isinstance(part.obj, bytes) else bytes(part)
 
     def take_into(self, view: memoryview, timeout_s: float | None) -> int:
-        """As much as is there, and at least a byte; 0 after the end, -1 when nothing came in time."""
+        """Take out as much as is there, at least a byte; return 0 after the end, -1 when nothing came in time."""
         with self._changed:
             while not self._parts and not self._is_ended:
                 if not self._changed.wait(timeout_s) and not self._parts and not self._is_ended:
@@ -117,7 +117,7 @@ class GrpcStream(Stream):
             yield data
 
     def take_in(self, messages: Iterable[bytes], on_end: Callable[[], None]) -> None:
-        """In a thread of its own, until the other side, or this one, has ended the stream."""
+        """Receive messages in a thread of its own, until either side has ended the stream."""
 
         def run() -> None:
             try:
@@ -244,7 +244,7 @@ class GrpcLane:
 
 
 def await_ready(channel: Any, address: str, timeout_s: float) -> None:
-    """gRPC itself would go on trying; here whoever calls does."""
+    """Wait for the connection, or raise ConnectionLost; unlike gRPC's own wait, do not go on trying."""
     states: queue.SimpleQueue[Any] = queue.SimpleQueue()
     hear, until_s = states.put, time.monotonic() + timeout_s
     channel.subscribe(hear, try_to_connect=True)
@@ -261,7 +261,7 @@ def await_ready(channel: Any, address: str, timeout_s: float) -> None:
 
 
 def check_free(address: str) -> None:
-    """OSError that says why nobody can listen there: gRPC itself says only that it cannot."""
+    """Raise the OSError that says why the address cannot be used: gRPC says only that it cannot."""
     host, port = split(address)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -275,7 +275,7 @@ def check_installed() -> None:
 
 
 def imported() -> Any:
-    """gRPC, or the sentence that says how to get it."""
+    """Return the gRPC module, or raise a UsageError that says how to install it."""
     try:
         import grpc
     except ImportError:

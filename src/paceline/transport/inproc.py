@@ -1,7 +1,6 @@
 """The inproc lane: ps and workers as threads of one process, for tests, notebooks and the smallest runs.
 
-The same frames over a socket pair; arenas are handed over as objects. Also the proof that nothing above a lane
-knows which one it is on.
+Frames are sent over a socket pair; arenas are handed over as objects.
 """
 
 import queue
@@ -48,7 +47,7 @@ class InprocListener:
             _LISTENERS[address] = self
 
     def offer(self) -> Stream:
-        """The client's end of a new pair; the other end goes to accept()."""
+        """Make a pair of streams; return the client's end, and let accept() return the other."""
         ours, theirs = socket.socketpair()
         down: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         up: queue.SimpleQueue[Arena] = queue.SimpleQueue()

@@ -1,11 +1,11 @@
-"""WHO is on the other end? A mutual challenge before anything is allocated; session keys for every later frame.
+"""Mutual authentication by a challenge, before anything is allocated, and session keys for every later frame.
 
 Called by transport/channel on both sides. The secret is never sent, logged or put into a message.
 
 1. client: magic and a fresh nonce
 2. server: its nonce, and a proof over both nonces
-3. client: checks it, and sends its own proof, which also says as what it comes (its role)
-4. server: checks it, and says so; both derive one key a direction
+3. client: checks it, and sends its own proof, which also names its role
+4. server: checks it, and says so; both derive one key per direction
 """
 
 import hmac
@@ -22,18 +22,18 @@ MAGIC = b"paceline/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 ACCEPTED = b"\x01"
-HANDSHAKE_S = 5.0  # for all of it, with --tls too
-POLL_S = 0.5  # how often a client that waits looks up: nothing may block for ever
-INSECURE = bytes(32)  # the secret of --insecure, which everybody knows
+HANDSHAKE_S = 5.0  # for the whole handshake, with --tls too
+POLL_S = 0.5  # read timeout of a client that waits: nothing may block for ever
+INSECURE = bytes(32)  # the public secret of --insecure
 
 
 class Role(StrEnum):
-    """As what a client comes; server/control/roles says what each may ask for."""
+    """What a client is; server/control/roles says what each may request."""
 
     WORKER = "worker"  # trains; the chief is one of them
     READER = "reader"  # kv, an evaluator
     OPERATOR = "operator"  # paceline ctl
-    LAUNCHER = "launcher"  # whoever started the tasks
+    LAUNCHER = "launcher"  # started the tasks
     CLIENT = "client"  # calls ops; a ps has none
 
 
@@ -59,17 +59,17 @@ class Secret(bytes):
 
 
 def keys_dir_of(secret: bytes) -> Path | None:
-    """Where the certificate lies; None: tcp is not encrypted."""
+    """Return the folder of the certificate; None: tcp is not encrypted."""
     return secret.keys_dir if isinstance(secret, Secret) else None
 
 
 def deadline_s() -> float:
-    """Until when a handshake that begins now must be done."""
+    """Return the time by which a handshake that begins now must be done."""
     return time.monotonic() + HANDSHAKE_S
 
 
 def as_server(stream: Stream, secret: bytes, until_s: float | None = None) -> tuple[Role, tuple[bytes, bytes]]:
-    """The client's role and the (send, receive) keys, or AuthenticationError. Reads 75 bytes at most."""
+    """Return the client's role and the (send, receive) keys, or raise AuthenticationError. Reads 75 bytes at most."""
     until_s = deadline_s() if until_s is None else until_s
     try:
         hello = _read(stream, len(MAGIC) + NONCE_BYTES, until_s)
@@ -91,7 +91,7 @@ def as_server(stream: Stream, secret: bytes, until_s: float | None = None) -> tu
 def as_client(
     stream: Stream, secret: bytes, address: str, role: Role = Role.WORKER, until_s: float | None = None
 ) -> tuple[bytes, bytes]:
-    """The (send, receive) keys, or AuthenticationError that says what to do."""
+    """Return the (send, receive) keys, or raise an AuthenticationError that says what to do."""
     until_s = deadline_s() if until_s is None else until_s
     ours = os.urandom(NONCE_BYTES)
     try:
@@ -115,7 +115,7 @@ def as_client(
 
 
 def _read(stream: Stream, size_bytes: int, until_s: float) -> bytes:
-    """All of it before the deadline: a stranger that sends a byte now and then must not hold a place."""
+    """Read so much before the deadline: a stranger that sends a byte now and then must not hold a place."""
     data, position = memoryview(bytearray(size_bytes)), 0
     while position < size_bytes:
         left_s = until_s - time.monotonic()

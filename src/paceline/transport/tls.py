@@ -1,8 +1,8 @@
-"""HOW is tcp encrypted? TLS 1.3 around a stream, to a certificate that both sides know; with --tls only.
+"""TLS 1.3 around a tcp stream, with a certificate that both sides know; with --tls only.
 
 Called by transport/channel before the handshake of transport/security, which proves inside it that both hold the
-secret: the certificate says that nobody stands between them. Must never trust a certificate for its names or dates:
-it is the very one, or it is refused (so a clock that is wrong ends no run).
+secret: the certificate excludes a man in the middle. A certificate is compared as a whole, never trusted for its names
+or dates, so a wrong clock does not end a run.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ CERTIFICATE = "certificate.pem"
 PRIVATE_KEY = "key.pem"
 READ_BYTES = 1 << 17
 WRITE_BYTES = 1 << 18  # encrypted and sent at a time
-RECORD_BYTES = 1 << 14  # of TLS: what is smaller is not worth a record of its own
-MAX_HANDSHAKE_BYTES = 1 << 16  # of a client that is not known yet
+RECORD_BYTES = 1 << 14  # of TLS; smaller buffers are joined in one record
+MAX_HANDSHAKE_BYTES = 1 << 16  # from a client that is not authenticated yet
 
 
 class TlsStream(Stream):
-    """Takes the inner stream's socket over. Sending and receiving may happen at once, as on every stream: OpenSSL's
-    state has a lock, and is never held while the network is waited for."""
+    """Encrypt what the inner stream's socket carries. Sending and receiving may happen at once, as on every stream:
+    OpenSSL's state has a lock, which is never held while waiting for the network."""
 
     lane: ClassVar[str] = "tcp"
 
@@ -43,7 +43,7 @@ class TlsStream(Stream):
         self._chunk = memoryview(bytearray(READ_BYTES))
 
     def shake_hands(self, until_s: float) -> bytes:
-        """Until both sides have keys; the other side's certificate (empty: it has none)."""
+        """Exchange keys; return the other side's certificate (empty: it has none)."""
         left_bytes = MAX_HANDSHAKE_BYTES
         while True:
             try:
@@ -66,7 +66,7 @@ class TlsStream(Stream):
         return info_bytes(self._sock)
 
     def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
-        """What is small is put together, what is large is encrypted from where it lies."""
+        """Send everything in `buffers`: copy small ones together, encrypt large ones from where they lie."""
         with self._writing:
             ready = bytearray()
             for buffer in buffers:
@@ -82,7 +82,7 @@ class TlsStream(Stream):
                 self._encrypt(ready)
 
     def _encrypt(self, *parts: Buffer) -> None:
-        """Sealed one after the other, and sent together."""
+        """Encrypt the parts one after the other, and send them together."""
         try:
             with self._state:
                 for part in parts:
@@ -135,7 +135,7 @@ class TlsStream(Stream):
 
 
 def as_server(stream: Stream, keys_dir: Path, until_s: float) -> Stream:
-    """The encrypted stream, or AuthenticationError; whoever connected is known only after the secret's handshake."""
+    """Return the encrypted stream, or raise AuthenticationError. The client is not authenticated by it."""
     made = TlsStream(stream, _server_context(str(keys_dir)), is_server=True)
     try:
         made.shake_hands(until_s)
@@ -145,7 +145,7 @@ def as_server(stream: Stream, keys_dir: Path, until_s: float) -> Stream:
 
 
 def as_client(stream: Stream, keys_dir: Path, address: str, until_s: float) -> Stream:
-    """The encrypted stream to whoever holds the key of our certificate, or AuthenticationError."""
+    """Return the encrypted stream to a task with the key of our certificate, or raise AuthenticationError."""
     expected = read_certificate(keys_dir)
     made = TlsStream(stream, _client_context(), is_server=False)
     try:
@@ -169,7 +169,7 @@ def as_client(stream: Stream, keys_dir: Path, address: str, until_s: float) -> S
 
 
 def read_certificate(keys_dir: Path) -> bytes:
-    """Our certificate in binary form."""
+    """Return our certificate in binary form."""
     try:
         return ssl.PEM_cert_to_DER_cert((keys_dir / CERTIFICATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -179,7 +179,7 @@ def read_certificate(keys_dir: Path) -> bytes:
 
 
 def fingerprint(certificate: bytes) -> str:
-    """What a certificate is known by."""
+    """Return the hash by which certificates are compared."""
     return hashlib.sha256(certificate).hexdigest()
 
 
@@ -203,7 +203,7 @@ def _client_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # as_client compares the whole certificate, which says more than any name
+    context.verify_mode = ssl.CERT_NONE  # as_client compares the whole certificate
     return context
 
 

@@ -1,1 +1,1 @@
-"""WHAT is said? Fixed frames for the hot path, msgspec structs for the rest; nothing here can execute code."""
+"""Messages between tasks: fixed frames for the hot path, msgspec structs for the rest; none can execute code."""

@@ -1,4 +1,4 @@
-"""WHO contributed to a round? The words that ps:0's decision is told in; shared by ps and worker."""
+"""Types of ps:0's decisions about who contributed to a round; shared by ps and worker."""
 
 Key = tuple[int, int]  # (worker, incarnation)
 Contributor = tuple[int, int, int]  # (worker, incarnation, how many of its gradients)

@@ -1,4 +1,4 @@
-"""WHAT is said, now and then? Everything that is not sent every step, as msgspec structs in a frame's tail.
+"""Cold messages: everything that is not sent every step, as msgspec structs in a frame's tail.
 
 Used by server/service and worker/client. A request gets one reply; `Failed` is the reply of a refusal.
 Numbers travel, code never does: an optimizer is a name and its options.
@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Join(Message, frozen=True):
-    """Step 1, to every ps: who I am and what I train. `job` is worker, chief or evaluator."""
+    """Step 1 of joining, to every ps: who the worker is and what it trains. `job` is worker, chief or evaluator."""
 
     job: str
     worker: int
@@ -43,14 +43,14 @@ class Join(Message, frozen=True):
     layout: Layout
     optimizer: OptimizerSpec
     wire: str = "float32"
-    weight: float = 0.0  # samples in a push of mine, as far as I have said so; 0: not yet
-    offer: int = -1  # the version of what I have of this shard, if it is to be had from workers (--reseed)
-    trained_in: int = -1  # the lineage in which I have trained with this ps; -1: I have not
+    weight: float = 0.0  # samples in each push of this worker; 0: unknown yet
+    offer: int = -1  # the version of this shard's values that the worker has, if workers may restore it (--reseed)
+    trained_in: int = -1  # the lineage in which the worker has trained with this ps; -1: none
 
 
 class Fenced(Message, frozen=True):
-    """Not as this incarnation: `incarnation` is the newest that is known here. `is_taken`: another process has the
-    place; else the worker comes back as a newer one, and what it pushed last is void."""
+    """The worker may not join as this incarnation: `incarnation` is the newest known here. `is_taken`: another process
+    has its place; else the worker may join as a newer one, and its last push is void."""
 
     incarnation: int
     is_taken: bool
@@ -58,7 +58,7 @@ class Fenced(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """On a lane that shares memory, two descriptors follow: the parameters (read-only) and my slot."""
+    """The worker has joined. Where memory is shared, two descriptors follow: the parameters (read-only), its slot."""
 
     is_initialised: bool
     version: int
@@ -66,7 +66,7 @@ class Joined(Message, frozen=True):
     segment_bytes: list[int]
     offers: int = 0  # to a ps without values: how many workers have some, and who has the newest
     freshest: int = -1
-    is_chief_lost: bool = False  # nobody will start it again
+    is_chief_lost: bool = False  # and no launcher will start it again
     trained_in: int = -1  # to a ps without values came one that had trained with it: it has lost them
     empty_s: float = 0.0  # and so long ago the first one came: whose turn it is to bring some, all tell by one clock
 
@@ -130,7 +130,7 @@ class Dial(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """Go. `decisions` are to be carried to the other shards before the first pull."""
+    """The worker may train. `decisions` are to be carried to the other shards before the first pull."""
 
     seed: int
     global_step: int
@@ -150,7 +150,7 @@ class Attach(Message, frozen=True):
 
 
 class AskStatus(Message, frozen=True):
-    """Who is missing, and whom does the open round wait for?"""
+    """Ask who is missing, and for whom the open round waits."""
 
 
 class Awaited(msgspec.Struct, frozen=True):
@@ -181,8 +181,8 @@ class Status(Message, frozen=True):
 
 
 class PushTail(Message, frozen=True):
-    """What a push says beside its numbers: options that changed, a bit a tensor that had a gradient, and how many
-    samples it is the mean of, when that is another number than before."""
+    """The tail of a push: options that changed, a bit per tensor that had a gradient, and the number of samples that it
+    is the mean of, if that changed."""
 
     options: list[Options] | None = None
     mask: bytes = b""
@@ -196,7 +196,7 @@ class Carried(Message, frozen=True):
 
 
 class Pause(Message, frozen=True):
-    """Out of rounds until Resume."""
+    """Leave the worker out of rounds until Resume."""
 
 
 class Resume(Message, frozen=True):
@@ -211,11 +211,11 @@ class Barrier(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """I stand still between two steps; answered with the new Dial when everybody does."""
+    """The worker stands still between two steps; answered with the new Dial when all workers do."""
 
 
 class Align(Message, frozen=True):
-    """To every shard but ps:0, by whoever hears of a new dial: obey it from now on."""
+    """To every shard but ps:0, by a worker that has a new dial: obey it from now on."""
 
     dial: Dial
 
@@ -375,11 +375,11 @@ class Assign(Message, frozen=True):
 
 
 class AskDecisions(Message, frozen=True):
-    """What must I carry to the other shards? Answered with Carried."""
+    """Ask what must be carried to the other shards. Answered with Carried."""
 
 
 class Describe(Message, frozen=True):
-    """What do you hold? For readers that did not join (kv)."""
+    """Ask what the ps holds, without joining (kv)."""
 
 
 class Described(Message, frozen=True):
@@ -398,28 +398,28 @@ class Described(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """I am done; `report` is my WorkerReport as JSON, `ps_reports` those of the other ps as they told me."""
+    """The worker is done; `report` is its WorkerReport as JSON, `ps_reports` those of the other ps."""
 
     report: bytes = b""
     ps_reports: list[bytes] = []
 
 
 class Closed(Message, frozen=True):
-    """`is_last`: nobody trains any more; write the final checkpoint, then let go."""
+    """`is_last`: no worker trains any more; write the final checkpoint, then disconnect."""
 
     is_last: bool
     report: bytes = b""
 
 
 class Lost(Message, frozen=True):
-    """From whoever starts tasks: this worker will not come back; one that has taken its place since, stays."""
+    """From a launcher: this worker will not come back; one that has taken its place since, stays."""
 
     worker: int
     incarnation: int | None = None
 
 
 class Serves(Message, frozen=True):
-    """From a worker that runs ops for others and trains nothing: nobody need wait for it."""
+    """From a worker that runs ops for others and trains nothing: the others need not wait for it."""
 
     worker: int
     incarnation: int

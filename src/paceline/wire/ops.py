@@ -1,4 +1,4 @@
-"""WHAT is said to call an op on another task? A call and one answer; what they are about lies in the bulk behind.
+"""Messages that call an op on another task: a call and its one answer; arguments and results are in their bulk.
 
 Used by ingraph/remote and ingraph/calls. The bulk is a description (ingraph/values), padding, and the tensors' bytes.
 No code travels: an op is a name, and only what the other side has imported itself has one there.
@@ -14,7 +14,7 @@ MAX_TEXT = 1 << 14  # of a name, a message, a traceback: they fit the tail of a 
 
 
 class OpMessage(msgspec.Struct, frozen=True, tag=True):
-    """Base of what is said about ops."""
+    """Base of the messages about ops."""
 
 
 class Call(OpMessage, frozen=True):
@@ -27,7 +27,7 @@ class Call(OpMessage, frozen=True):
 
 
 class Returned(OpMessage, frozen=True):
-    """It returned what is in the bulk."""
+    """The op returned what is in the bulk."""
 
     described: int
 

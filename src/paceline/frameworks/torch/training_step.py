@@ -4,8 +4,9 @@ Made by ctx.prepare. worker/training_step has what every framework shares; here 
 views of the arena, gradients, and what a script may do to both between two steps.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import listed
 from paceline.errors import UsageError
+from paceline.frameworks.torch.aliases import check_alone
 from paceline.frameworks.torch.carried import Carried, take_unsaved, unsaved_block
 from paceline.frameworks.torch.devices import mapping_lines
 from paceline.frameworks.torch.gradients import Outgoing
@@ -21,13 +23,13 @@ from paceline.frameworks.torch.loads import LoadHook
 from paceline.frameworks.torch.optimizer import convert
 from paceline.frameworks.torch.optimizer_state import OptimizerState, slots_of, states_of
 from paceline.frameworks.torch.overlap import Overlap
-from paceline.frameworks.torch.places import Places, check_alone
 from paceline.frameworks.torch.samples import GradientSamples
 from paceline.frameworks.torch.writes import DeviceWrites, OtherTraining, renormalised
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker.optimizer_state import scatter
+from paceline.worker.script import script_line
 from paceline.worker.training_step import TrainingStep
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
@@ -244,3 +246,144 @@ class TorchStep(TrainingStep):
 
 def _copied(value: Any) -> Any:
     return plain(value) if isinstance(value, torch.Tensor | list) else value
+
+
+class Places:
+    """The trained parameters, with the view of the arena on which each one must lie. A script may give one other memory
+    (`flatten_parameters()`, `.to(memory_format=...)`, `.data = ...`): with the same dtype and shape it is laid back on
+    the arena, with its values; else it is refused. So is a gradient that is not of its parameter's dtype and shape."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        make_view: Callable[[int], torch.Tensor],
+    ) -> None:
+        """Lay the parameters on the arena, with their values; `make_view` returns the view for one of them."""
+        self._names = names
+        self._parameters = parameters
+        self._make_view = make_view
+        self._views = [make_view(index) for index in range(len(parameters))]
+        self._addresses = [view.data_ptr() for view in self._views]
+        self._placed = [index for index, view in enumerate(self._views) if view.numel()]
+        with torch.no_grad():
+            for index in self._placed:
+                self._views[index].copy_(parameters[index])
+                parameters[index].data = self._views[index]
+        self._model = model
+        self._optimizer = optimizer
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._tree = _tree_of(model)
+        self._names_now = {id(p): name for name, p in model.named_parameters()}
+        self._said: set[str] = set()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Return each parameter's gradient, None where it has none. Refuse gradients that a ps cannot apply, and groups
+        of the optimizer that hold other parameters than at prepare()."""
+        groups = self._optimizer.param_groups
+        is_same = len(groups) == len(self._groups)
+        for group, members in zip(groups, self._groups, strict=False):
+            is_same = (
+                is_same and len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
+            )
+        if not is_same:
+            raise UsageError(
+                "optimizer.param_groups holds other parameters than at prepare(), and the ps goes on with those of "
+                "then: give the optimizer its groups before prepare(); to leave a parameter out for a while, call "
+                f"requires_grad_(False) on it and set its .grad to None; seen at optimizer.step(){script_line()}"
+            )
+        gradients: list[torch.Tensor | None] = []
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and not (
+                gradient.dtype is view.dtype and gradient.layout is torch.strided and gradient.is_same_size(view)
+            ):
+                self._refuse_gradient(self._names[len(gradients)], gradient, view)
+            gradients.append(gradient)
+        return gradients
+
+    def _refuse_gradient(self, name: str, gradient: torch.Tensor, view: torch.Tensor) -> NoReturn:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of {name} is sparse, which a ps does not take: make its layer with sparse=False, or "
+                f"use --mode local, where the optimizer runs on the worker; seen at optimizer.step(){script_line()}"
+            )
+        raise UsageError(
+            f"the gradient of {name} is {_kind(gradient)}, and the ps trains {_kind(view)}: cast modules "
+            f"before prepare(), and leave grad_dtype as it is; seen at optimizer.step(){script_line()}"
+        )
+
+    def check(self, say: Callable[[str], None]) -> None:
+        """Refuse a parameter that is another one than prepare() saw; lay back one that lies elsewhere."""
+        parameters, views, addresses = self._parameters, self._views, self._addresses
+        for index in self._placed:
+            view = views[index]
+            if not parameters[index].is_set_to(view) or view.data_ptr() != addresses[index]:
+                self._lay_back(index, say)
+        for members, key, part in self._tree:
+            if members.get(key) is not part:
+                self._look_again(say)
+                break
+
+    def lay_back(self, say: Callable[[str], None]) -> None:
+        """Lay back what lies elsewhere and is still of its own dtype, shape and device; leave the rest to `check`."""
+        for index in self._placed:
+            parameter, view = self._parameters[index], self._views[index]
+            is_elsewhere = not parameter.is_set_to(view) or view.data_ptr() != self._addresses[index]
+            if is_elsewhere and _has_kind(parameter, view):
+                self._lay_back(index, say)
+
+    def _look_again(self, say: Callable[[str], None]) -> None:
+        """Refuse a model that has lost a trained parameter; say so where one has another name now (a layer that was
+        wrapped by torch.compile, say)."""
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            before, now = self._names_now.get(id(parameter)), names.get(id(parameter))
+            if before is not None and now is None:
+                raise UsageError(
+                    f"{name} is no longer in the model, or another parameter is in its place, which the ps does not "
+                    f"train: replace and remove layers before prepare(); seen at optimizer.step(){script_line()}"
+                )
+            if before != now and name not in self._said:
+                self._said.add(name)
+                say(f"paceline: {name} is called {now} in the model since prepare(); checkpoints still call it {name}")
+        self._tree, self._names_now = _tree_of(self._model), names
+
+    def _lay_back(self, index: int, say: Callable[[str], None]) -> None:
+        name, parameter, view = self._names[index], self._parameters[index], self._views[index]
+        if not _has_kind(parameter, view):
+            raise UsageError(
+                f"the parameter {name} is {_kind(parameter)}, and was {_kind(view)} when prepare() saw it: call "
+                f"model.to(...), model.half() and the like before prepare(); seen at optimizer.step(){script_line()}"
+            )
+        if name not in self._said:
+            self._said.add(name)
+            say(
+                f"paceline: {name} was given other memory after prepare() (.to(), .data, share_memory(), sending it to "
+                "a process): its values count, and it keeps the memory and the memory format that it had at prepare()"
+            )
+        values = parameter.detach().clone()  # a copy, because the two may overlap
+        if view.data_ptr() != self._addresses[index]:  # torch has moved the storage that parameter and view share
+            view = self._views[index] = self._make_view(index)
+        with torch.no_grad():
+            view.copy_(values)
+            parameter.data = view
+
+
+def _tree_of(model: nn.Module) -> list[tuple[Mapping[str, object], str, object]]:
+    """List every submodule and parameter with the dictionary that holds it and its name there."""
+    parts: list[tuple[Mapping[str, object], str, object]] = []
+    for module in model.modules():
+        for members in (module._modules, module._parameters):
+            parts += [(members, key, part) for key, part in members.items() if part is not None]
+    return parts
+
+
+def _has_kind(parameter: torch.Tensor, view: torch.Tensor) -> bool:
+    return (parameter.dtype, parameter.shape, parameter.device) == (view.dtype, view.shape, view.device)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running_lab import running
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, UsageError
 from paceline.lab import MATRICES, tables
@@ -350,10 +351,11 @@ def test_a_feeder_says_where_its_time_goes(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=NIGHTLY)])
 def test_interrupting_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "--reps", "1000", "--only", "1 worker, shm", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
+    with running(command) as lab:
         assert lab.stdout is not None
         for line in lab.stdout:
             if line.startswith("overhead: repetition"):
@@ -362,7 +364,7 @@ def test_interrupting_leaves_nothing_running(number: signal.Signals, tmp_path: P
         assert len(started) >= 4
         lab.send_signal(number)
         rest = lab.stdout.read()
-        assert lab.wait(timeout=20) == EXIT_INTERRUPTED
+        assert lab.wait(timeout=60) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest
     assert not [process for process in started if process.is_running()]
 

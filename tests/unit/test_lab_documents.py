@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from running_lab import running
 
 from paceline.cluster.settings import LOG_STYLES, TF
 from paceline.cluster.spec import ClusterSpec
@@ -388,10 +389,10 @@ def test_a_greeting_on_both_sides(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     command = [*LAB, "--only", "1 ps + 2 workers, async, paceline", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
+    with running(command) as lab:
         assert lab.stdout is not None
         children: list[psutil.Process] = []
         while len(children) < 4:  # the script, the ps and the workers
@@ -399,5 +400,5 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             children = psutil.Process(lab.pid).children(recursive=True)
         lab.send_signal(signal.SIGINT)
         assert lab.wait(60) == 130
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    gone, alive = psutil.wait_procs(children, timeout=30)
     assert len(gone) >= 4 and not alive

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from running_lab import running
 
 from paceline.cluster.settings import Settings
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING
@@ -253,10 +254,11 @@ def test_a_tiny_run_from_start_to_table(matrix: str, text: str, kinds: dict[str,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=NIGHTLY)])
 def test_interrupting_a_whole_run_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
     command = [*LAB, "modes", "--only", "sync, 2 workers", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
+    with running(command) as lab:
         assert lab.stdout is not None
         started: list[psutil.Process] = []
         for line in lab.stdout:  # a line every few seconds
@@ -266,7 +268,7 @@ def test_interrupting_a_whole_run_leaves_nothing_running(number: signal.Signals,
         assert len(started) >= 2
         lab.send_signal(number)
         rest = lab.stdout.read()
-        assert lab.wait(timeout=30) == EXIT_INTERRUPTED
+        assert lab.wait(timeout=60) == EXIT_INTERRUPTED
     assert "Interrupted" in rest and "Results: " in rest
     assert not [process for process in started if process.is_running()]
 

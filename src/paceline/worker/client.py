@@ -132,7 +132,7 @@ class Client:
         self.links: list[Link] = self.entrance.links
         self._others: list[Link] = []  # all but ps:0's, once it has joined
         self.watch = self.entrance.watch
-        self._ledger = _ledger_of(me)
+        self._ledger: led.Ledger | None = None  # once it joins
         self._model = model or NoModel(self)
         self._optimizer = m.OptimizerSpec("", [])
         self.push_id = 0
@@ -169,7 +169,7 @@ class Client:
         """Connect to every ps in any start order, join, initialise (the chief), and wait for all others."""
         me = self._me
         began = time.monotonic()
-        self._optimizer = optimizer
+        self._optimizer, self._ledger = optimizer, _ledger_of(me)
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
             channel = self.entrance.connect(index)

@@ -84,7 +84,8 @@ def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
     wait for the others; 3. take the chief's values; 4. convert the optimizer; 5. go on where this worker, or an earlier
     start of it, was."""
     trainee = binding.trainee
-    client = session.connect(trainee)
+    client = trainee.client
+    session.reporter.stand_by()
     first = FirstValues(session, binding)
     try:
         started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2

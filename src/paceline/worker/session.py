@@ -21,7 +21,6 @@ from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
 from paceline.worker import ending, injection, slowness
-from paceline.worker.client import Client
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import torch_module
 from paceline.worker.identity import Identity
@@ -158,14 +157,12 @@ class WorkerSession:
         """Return the steps done without a cluster, or the global step that an evaluator has pulled."""
         return self.alone_step if self._count_alone is None else self._count_alone()
 
-    def connect(self, trainee: TrainingStep) -> Client:
-        """Make this worker's client, ready to join, and to help a ps that has lost its memory."""
+    def recovery(self, trainee: TrainingStep) -> Rewinder:
+        """Make what helps a ps that has lost its memory."""
         find, event = self._newest_checkpoint, self.reporter.sink.event
         is_reseeding = self.require_cluster().settings.reseed
         self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self.say, event)
-        client = trainee.connect(self._rewinder)
-        self.reporter.stand_by()
-        return client
+        return self._rewinder
 
     def _newest_checkpoint(self) -> Loaded | None:
         """Load the newest checkpoint of this run; before it has one, what it was resumed from."""

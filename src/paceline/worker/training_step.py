@@ -32,7 +32,6 @@ from paceline.params.placement import Plan, place
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, Fetched, OptimizerSpec, Options, PushTail, encode
 from paceline.worker.client import Client
-from paceline.worker.joining import Recovery
 from paceline.worker.optimizer_state import Slots, gather
 from paceline.worker.outgoing import Outgoing
 from paceline.worker.script import check_owner, script_depth, script_line
@@ -102,7 +101,10 @@ class TrainingStep(ABC):
         self.layout = layout
         self.plan: Plan = place(layout, len(self._me.ps_addresses), self._me.placement)
         self.arena = Arena.private(self.plan.total_bytes)
-        self.client: Client = None  # type: ignore[assignment]  # set by connect, before anything else is called
+        self.client = Client(
+            self._me, layout, self.plan, self.arena.memory, session.say,
+            beat=session.beat, recovery=session.recovery(self), model=self, clock=session.clock,
+        )  # fmt: skip
         self._outgoing: Outgoing = None  # type: ignore[assignment]  # set by find_slots, after the client has joined
         self._overlap: Early | None = None
         self.samples: Samples | None = None  # where the framework counts them, and several workers train
@@ -181,14 +183,6 @@ class TrainingStep(ABC):
         """The lines `Device mapping:` of --log-device-placement."""
 
     # --- connecting -------------------------------------------------------------------------------------------
-
-    def connect(self, recovery: Recovery) -> Client:
-        """Make the client of this worker's session; `recovery` helps a ps that has lost its memory."""
-        memory, session = self.arena.memory, self._session
-        self.client = Client(
-            self._me, self.layout, self.plan, memory, session.say, session.beat, recovery, self, session.clock
-        )
-        return self.client
 
     def joined(self, on_load: Callable[[], None]) -> None:
         """Find the slots and take the parameters of the ps, once the client has joined. Call `on_load` whenever the

@@ -71,6 +71,7 @@ class Plan:
     switches: int = 0
     ps_restarts: int = 0
     rebirths: int = 0  # a ps dies, and another one is made of what it had written down
+    losses: int = 0  # a ps loses its memory with its host
     saves: int = 0  # one in so many updates is saved
     optional: int = 0  # the last so many workers join late, or never
     min_workers: int = 1
@@ -102,7 +103,7 @@ class Plan:
     @property
     def is_calm(self) -> bool:
         """Whether nobody leaves before it is done."""
-        return not (self.deaths or self.evictions or self.zombies or (self.cuts and not self.retries))
+        return not (self.deaths or self.evictions or self.zombies or self.losses or (self.cuts and not self.retries))
 
     def steps_of(self, worker: int) -> int:
         """Workers end at different times."""

@@ -134,6 +134,15 @@ class Ledger:
         self.updates.append(gradients)
         self.epochs.append(moment.turn)
 
+    def fill(self, values: memoryview) -> None:
+        """Which updates are in the values, their version says."""
+
+    assign = fill
+
+    def set_version(self, version: int) -> None:
+        """Go back."""
+        del self.updates[version:], self.epochs[version:]
+
     def prepare_next(self) -> None:
         """Copy nothing: there are no numbers to put back."""
 
@@ -215,6 +224,16 @@ class SimService(Service):
         core.control.mode_changes = before.control.mode_changes
         self.watch.open.clear()
         self.world.after(LEASE_S + 1.0, self.happens, "while it gave up who did not come back", self._expire)
+
+    def lose_memory(self) -> None:
+        """Its host is lost: the next process has neither memory nor values, and a worker brings some."""
+        for slot in self.core.slots.values():
+            slot.free()
+        self._pieces.clear()
+        self._live()
+        self.watch.forget()
+        for number in range(1, 30):  # whoever was in is waited for, for a while
+            self.world.after(2.0 * number, self.happens, "while it waited for those who were in", self._expire)
 
     @property
     def name(self) -> str:
@@ -317,7 +336,8 @@ class SimService(Service):
         """The connection's thread waits; here the answer finds its own way."""
 
 
-def join_of(worker: int, incarnation: int, plan: "Plan") -> Join:
+def join_of(worker: int, incarnation: int, plan: "Plan", offer: int = -1, trained_in: int = -1) -> Join:
     return Join(
-        "worker", worker, incarnation, RUN, worker == 0, plan.spec.name, "bytes", plan.num_ps, LAYOUT, OPTIMIZER
-    )
+        "worker", worker, incarnation, RUN, worker == 0, plan.spec.name, "bytes", plan.num_ps, LAYOUT, OPTIMIZER,
+        offer=offer, trained_in=trained_in,
+    )  # fmt: skip

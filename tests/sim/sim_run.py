@@ -75,6 +75,7 @@ class Cluster:
             (self.switch, plan.switches),
             (self.restart_ps, plan.ps_restarts),
             (self.replace_ps, plan.rebirths),
+            (self.lose_ps, plan.losses),
         ):
             for _ in range(count):
                 self.world.at(self.world.random.uniform(0, plan.span), disaster)
@@ -172,6 +173,17 @@ class Cluster:
             connection.up.end(keep=0)
             connection.down.end()
         service.be_reborn()
+
+    def lose_ps(self) -> None:
+        """One ps is lost with its host, and started elsewhere; a worker brings values."""
+        if not self.services[0].core.control.is_started:
+            return  # the run has not begun
+        self.fired["losses"] += 1
+        service = self.world.random.choice(self.services)
+        for connection in [c for c in service.connections if not c.up.is_ended]:
+            connection.up.end(keep=0)
+            connection.down.end()
+        service.lose_memory()
 
     # --- the supervisor ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from sim_task import Doing, Link, Task
 
 from paceline.wire import messages as m
-from paceline.wire.frames import Kind
 
 if TYPE_CHECKING:
     from sim_run import Cluster
@@ -41,11 +40,11 @@ class Saver(Task):
         if None not in copies:
             self.copies = copies
         for link in reversed(self.links):  # ps:0 last: it announces the next one
-            yield from self._ask(link, m.FreeCopy(self.index, self.incarnation))
+            yield from self.tell(link, m.FreeCopy(self.index, self.incarnation))
 
     def _copy_of_first(self) -> Doing:
         for number in range(TRIES):
-            copy = yield from self._ask(self.links[0], m.Copy(self.index, self.incarnation))
+            copy = yield from self.tell(self.links[0], m.Copy(self.index, self.incarnation))
             if not copy.is_wanted:
                 return None
             if copy.is_taken and (not copy.awaited or number > TRIES // 2):
@@ -55,12 +54,8 @@ class Saver(Task):
 
     def _copy_like(self, link: Link, first: m.Copied) -> Doing:
         for _ in range(TRIES):
-            copy = yield from self._ask(link, m.Copy(self.index, self.incarnation, is_now=not first.has_rounds))
+            copy = yield from self.tell(link, m.Copy(self.index, self.incarnation, is_now=not first.has_rounds))
             if not first.has_rounds or (copy.is_taken and copy.round == first.round):
                 return copy
             yield self.world.delay()
         return None
-
-    def _ask(self, link: Link, message: m.Request) -> Doing:
-        link.send(Kind.COLD, tail=m.encode(message))
-        return self.reply_in((yield link))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from sim_network import Connection
-from sim_ps import join_of
+from sim_ps import LAYOUT, OPTIMIZER, join_of
 
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError, Refused
 from paceline.wire import messages as m
@@ -45,6 +45,7 @@ class Link:
     def __init__(self, task: "Task", index: int) -> None:
         self.index = index
         self.version = -1
+        self.lineage = 0
         self.offset = 0
         self.inbox: deque[Frame] = deque()
         self.is_lost = False
@@ -92,6 +93,7 @@ class Task:
     """One process: one incarnation of one worker."""
 
     dial: m.Dial
+    has_rounds: bool
 
     def __init__(self, cluster: "Cluster", index: int, incarnation: int) -> None:
         self.cluster = cluster
@@ -104,6 +106,7 @@ class Task:
         self.is_done = False
         self.is_started = False
         self.is_leaving = False
+        self.is_pending = False  # a push is on its way, or what follows from its answer is
         self.error: PacelineError | None = None
         self.awaits_others = False  # every push is an update, and ps:1..n are still to answer this one
         self.late_dial: m.Dial | None = None  # so another mode is taken up after that
@@ -176,7 +179,9 @@ class Task:
     # --- frames -----------------------------------------------------------------------------------------------
 
     def note_version(self, link: Link, version: int) -> None:
-        if version < link.version:
+        service = self.cluster.services[link.index]
+        is_known = link.lineage == service.core.control.lineage and service.core.control.is_initialised
+        if version < link.version and is_known:
             self.world.faults.append(f"{self.name} saw ps:{link.index} go back from {link.version} to {version}")
         link.version = version
 
@@ -193,7 +198,7 @@ class Task:
         return (yield from self.answer(link, send))
 
     def answer(self, link: Link, send: Callable[[], None], is_push: bool = False, is_gradient: bool = False) -> Doing:
-        frame = yield from self.received(link, send, is_push, is_gradient)
+        frame = yield from self.received(link, send, is_push, is_gradient, is_hot=True)
         if frame.kind != Kind.ANSWER or frame.push_id != self.push_id:
             raise ProtocolError(f"ps:{link.index} sent kind {frame.kind} for push {frame.push_id}, not {self.push_id}")
         if frame.outcome == Outcome.FENCED:
@@ -202,15 +207,26 @@ class Task:
             self.note_version(link, frame.version)
         return frame
 
-    def received(self, link: Link, send: Callable[[], None], is_push: bool = False, is_gradient: bool = False) -> Doing:
+    def received(
+        self,
+        link: Link,
+        send: Callable[[], None],
+        is_push: bool = False,
+        is_gradient: bool = False,
+        is_hot: bool = False,
+    ) -> Doing:
         while True:
             try:
                 return (yield link)
             except ConnectionLost:
                 if not self.cluster.plan.retries:
                     raise
-                was = self.incarnation
+                was, lineage = self.incarnation, link.lineage
                 dial = yield from self.reconnect(link)
+                if link.lineage != lineage and is_hot and self.is_pending and not (is_gradient or is_push):
+                    raise Voided(None) from None
+                if link.lineage != lineage and is_hot:  # what was decided or pushed before is void
+                    send = lambda: link.send(Kind.PULL, 0, self.push_id)  # noqa: E731
                 if self.incarnation != was:
                     if is_gradient or is_push:
                         raise Voided(None) from None
@@ -277,7 +293,9 @@ class Task:
                 yield from self.reconnect(link)
 
     def join_one(self, link: Link) -> Doing:
-        link.send(Kind.COLD, tail=m.encode(join_of(self.index, self.incarnation, self.cluster.plan)))
+        offer, trained_in = (self.offer(link), link.lineage) if self.is_started else (-1, -1)
+        join = join_of(self.index, self.incarnation, self.cluster.plan, offer, trained_in)
+        link.send(Kind.COLD, tail=m.encode(join))
         joined = self.reply_in((yield link))
         if isinstance(joined, m.Fenced):
             if joined.is_taken or not self.cluster.plan.retries:
@@ -286,8 +304,57 @@ class Task:
         if isinstance(joined, m.Closed):
             raise Refused("closed already: it did not hear the answer")
         assert isinstance(joined, m.Joined)
+        if not joined.is_initialised:
+            yield from self.bring(link, joined)
+        if joined.lineage > link.lineage:
+            link.lineage, link.version, link.offset = joined.lineage, joined.version, 0
         link.slot = link.connection.arenas[1] if link.connection.arenas else None
         return joined
+
+    def bring(self, lost: Link, joined: m.Joined) -> Doing:
+        """worker/rewinding, with --reseed: what this worker has is what the run goes on from. One that has nothing goes
+        back to the beginning, when nobody else has come. Always fails: it joins again."""
+        has_all = joined.offers == self.cluster.plan.num_workers
+        is_mine = joined.freshest == self.index and (has_all or joined.empty_s > 5)
+        if is_mine or joined.empty_s > (5 * (2 + self.index) if self.is_started else 60):
+            indices = range(self.cluster.plan.num_ps) if self.has_rounds else [lost.index]
+            links = [Link(self, index) for index in sorted(indices, key=lambda each: each != lost.index)]
+            version = self.offer(lost) if self.is_started else 0
+            known = max([joined.trained_in, *(link.lineage for link in self.links)])
+            try:
+                for link in links:
+                    described = yield from self.tell(link, m.Describe())
+                    known = max(known, described.lineage)
+                live = None
+                if lost.index:
+                    first = Link(self, 0)
+                    live = (yield from self.tell(first, m.AskStatus())).live
+                    first.connection.cut()
+                for link in links:
+                    is_lost = link.index == lost.index
+                    rewind = m.Rewind(
+                        self.index, self.incarnation, known + 1, self.has_rounds, LAYOUT, OPTIMIZER, is_lost
+                    )
+                    yield from self.tell(link, rewind)
+                for link in links:
+                    yield from self.tell(link, m.Init())
+                for link in sorted(links, key=lambda each: -each.index):
+                    yield from self.tell(link, m.Restored(version, self.dial, None, is_reseeded=True, live=live))
+                self.cluster.fired["brought"] += 1
+            except Refused:
+                pass  # another worker is quicker
+            finally:
+                for link in links:
+                    link.connection.cut()
+        raise ConnectionLost(f"ps:{lost.index} lost its memory")
+
+    def offer(self, lost: Link) -> int:
+        """The version of what this worker has: in rounds the oldest of any shard."""
+        return min(link.version - link.offset for link in self.links) if self.has_rounds else lost.version
+
+    def tell(self, link: Link, message: m.Request) -> Doing:
+        link.send(Kind.COLD, tail=m.encode(message))
+        return self.reply_in((yield link))
 
     def request(self, message: m.Request, link: Link | None = None) -> Doing:
         """A cold request; to ps:0 unless said otherwise."""

@@ -69,6 +69,13 @@ class Watch:
         self.received: Counter[int] = Counter()  # pushes of each worker, without retries
         self.specs = [service.core.control.dial.spec]  # the mode of each epoch
 
+    def forget(self) -> None:
+        """What it watched has lost its memory."""
+        self.open.clear()
+        self._arrived_s.clear()
+        self._done.clear()
+        self.received.clear()
+
     @property
     def _core(self) -> Core:
         return self._service.core  # of its life now
@@ -186,7 +193,7 @@ class Watch:
         if not self._is_first:
             return
         self._catch_up()
-        if self._lacks:
+        if self._lacks or state.lacks:
             return
         if state.mode.has_rounds:
             given, training = state.rounds.given, self._core.control.members.training

@@ -11,7 +11,7 @@ from sim_watch import Gradient
 from paceline.errors import ConnectionLost, Refused
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
-from paceline.wire.frames import Flag, Kind, Outcome
+from paceline.wire.frames import Flag, Frame, Kind, Outcome
 
 if TYPE_CHECKING:
     from sim_run import Cluster
@@ -137,6 +137,7 @@ class Worker(Task):
 
     def push(self, is_finite: bool) -> Doing:
         self.push_id += 1
+        self.is_pending = True
         self.pushed_as = self.incarnation
         flags = 0 if is_finite else Flag.NOT_FINITE
         for link in self.links:
@@ -182,7 +183,7 @@ class Worker(Task):
         link = self.links[0]
         has_tail = self.has_rounds and len(self.links) > 1
         if self.is_void:
-            self.is_void = False
+            self.is_void = self.is_pending = False
             yield from self.pull()
             return
         try:
@@ -191,6 +192,20 @@ class Worker(Task):
             yield from self.give_up_push(void.dial)
             return
         link.outcomes[self.push_id] = Outcome(first.outcome)
+        try:
+            yield from self.follow(first, has_tail)
+        except Voided:  # the run went back meanwhile
+            yield from self.give_up_push(None)
+        self.is_pending = False
+        self.has_ticket = bool(first.flags & Flag.TICKET)
+        self.see_to_saving(first.flags)
+        if first.flags & Flag.SWITCH:
+            yield from self.ask_first(m.Ready())
+            yield from self.pull()
+
+    def follow(self, first: Frame, has_tail: bool) -> Doing:
+        """Do what the answer of ps:0 asks for."""
+        link = self.links[0]
         if first.outcome == Outcome.ADDED:
             yield from self.say_counted()
         else:
@@ -200,15 +215,7 @@ class Worker(Task):
                 assert isinstance(carried, m.Carried)
                 yield from self.carry(carried.decisions, first_is_read=True)  # 4
             elif len(self.links) > 1:
-                try:
-                    yield from self.take_others(was_held=bool(first.flags & Flag.WAITED))
-                except Voided:
-                    yield from self.give_up_push(None)
-        self.has_ticket = bool(first.flags & Flag.TICKET)
-        self.see_to_saving(first.flags)
-        if first.flags & Flag.SWITCH:
-            yield from self.ask_first(m.Ready())
-            yield from self.pull()
+                yield from self.take_others(was_held=bool(first.flags & Flag.WAITED))
 
     def see_to_saving(self, flags: int) -> None:
         """Say where it is after the update that is saved; fetch the next one, if it is to."""
@@ -220,6 +227,7 @@ class Worker(Task):
             self.cluster.save(self)
 
     def give_up_push(self, dial: m.Dial | None) -> Doing:
+        self.is_pending = False
         if dial is None:
             self.awaits_others = False
             yield from self.pull()
@@ -281,8 +289,10 @@ class Worker(Task):
 
     def carry(self, decisions: tuple[Decision, ...], first_is_read: bool = False) -> Doing:
         for _ in range(REFRESH_TRIES):
+            lineage = self.links[0].lineage
             for link in self.links[1:] if first_is_read else self.links:
-                yield from self.pull_one(link, decisions if link.index else ())
+                is_valid = link.index and self.links[0].lineage == lineage
+                yield from self.pull_one(link, decisions if is_valid else ())
             if not self.has_rounds or len({link.round for link in self.links}) == 1:
                 return
             first_is_read = False

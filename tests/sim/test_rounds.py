@@ -12,6 +12,7 @@ import pytest
 from sim_plan import MODES, Plan, fits
 from sim_run import Cluster, simulate
 
+from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 
 LONG = 150.0  # seconds: disasters all over the run, not only at its start
@@ -154,6 +155,21 @@ def test_one_worker_gives_several_gradients_to_a_round() -> None:
         assert cluster.run() == []
         given = [[g[0] for g in update] for update in cluster.services[1].ledger.updates]
         assert any(len(update) > len(set(update)) for update in given)
+
+
+LOSS = Plan(losses=1, retries=True, steps=8, pauses=0.05, span=LONG / 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_ps_without_memory_is_given_values_and_all_go_on(mode: str) -> None:
+    """Where every push is an update, of clusters with one ps: with more, a worker may take an answer for another's."""
+    clusters = [
+        (Cluster(plan, seed), plan, seed)
+        for plan, seed in islice(runs(LOSS, mode), 0, None, PARTS)
+        if plan.num_ps == 1 or make_mode(plan.spec, plan.num_workers).has_rounds
+    ]
+    assert [f"{plan} seed {seed}: {faults[0]}" for each, plan, seed in clusters if (faults := each.run())][:3] == []
+    assert sum(each.fired["brought"] for each, _, _ in clusters) > len(clusters) // 2
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -170,12 +170,13 @@ class Desk:
         """A worker is done, and brings the reports of its own and of the other ps."""
         core = self.core
         with core.lock:
-            sends = core.perform(core.control.closed(peer.id, message, core.now_s()))
+            worker, _ = core.control.worker(peer.id)
         if message.report:
-            self._on_report(f"worker:{peer.key[0]}", message.report)  # type: ignore[index]
+            self._on_report(f"worker:{worker}", message.report)
         for index, report in enumerate(message.ps_reports, start=1):
             self._on_report(f"ps:{index}", report)
-        return sends
+        with core.lock:
+            return core.perform(core.control.closed(peer.id, message, core.now_s()))
 
 
 _METHODS: dict[type, Callable[..., Sends]] = {

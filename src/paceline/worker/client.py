@@ -374,8 +374,9 @@ class Client:
     def carry(self, decisions: tuple[Decision, ...], first_is_read: bool = False) -> None:
         """Bring ps:0's decisions to the other shards and read all; in rounds until all are at one version."""
         for _ in range(REFRESH_TRIES):
+            lineage = self.links[0].lineage  # if it goes back meanwhile, so do all, and these decisions are void
             for link in self.links[1:] if first_is_read else self.links:
-                self._pull(link, decisions if link.index else ())
+                self._pull(link, decisions if link.index and self.links[0].lineage == lineage else ())
             if not self._has_rounds or len({link.version - link.offset for link in self.links}) == 1:
                 return
             first_is_read = False

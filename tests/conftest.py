@@ -7,6 +7,7 @@ waits for it at the end.
 """
 
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +19,9 @@ NEEDS = "PACELINE_TEST_NEEDS"  # packages that must be there, by commas: no test
 
 
 def pytest_configure() -> None:
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+        if signal.getsignal(number) is signal.SIG_IGN:  # by `&` or nohup; processes of tests would inherit that
+            signal.signal(number, handler)
     missing = [name for name in os.environ.get(NEEDS, "").split(",") if name and find_spec(name) is None]
     if missing:
         raise pytest.UsageError(f"{', '.join(missing)} is not installed, and must be: {NEEDS} says so.")

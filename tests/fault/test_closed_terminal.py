@@ -21,10 +21,7 @@ from paceline.launchers.ports import Reserved
 pytestmark = pytest.mark.timeout(300)
 
 PACELINE = BIN / "paceline"
-LEADS = (  # also where these tests run under nohup
-    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
-    "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
+LEADS = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Terminal:

@@ -288,14 +288,14 @@ def test_I6_what_can_never_be_answered_ends_with_a_named_error(monkeypatch: pyte
         model = Counter(5)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
         client = client_of(ctx)
-        join = client.entrance._join_again
+        join = client.joining._join_again
 
         def cursed(link: Any) -> Any:
             told = join(link)
             cut(client, 0)
             return told
 
-        client.entrance._join_again = cursed  # type: ignore[method-assign]
+        client.joining._join_again = cursed  # type: ignore[method-assign]
         cut(client, 0)
         model().backward()
         optimizer.step()

@@ -128,10 +128,10 @@ class Client:
         self._plan = plan
         self._arena = arena
         dials = connect if me.trouble is None else me.trouble.around(connect)
-        self.entrance = Joining(me, dials, self._join_message, say, beat, recovery or NoRecovery())
-        self.links: list[Link] = self.entrance.links
+        self.joining = Joining(me, dials, self._join_message, say, beat, recovery or NoRecovery())
+        self.links: list[Link] = self.joining.links
         self._others: list[Link] = []  # all but ps:0's, once it has joined
-        self.watch = self.entrance.watch
+        self.heartbeat = self.joining.heartbeat
         self._ledger: led.Ledger | None = None  # once it joins
         self._model = model or NoModel(self)
         self._optimizer = m.OptimizerSpec("", [])
@@ -155,7 +155,7 @@ class Client:
     @property
     def incarnation(self) -> int:
         """As what this worker is in now; it grows when it was evicted and has come back."""
-        return self.entrance.incarnation
+        return self.joining.incarnation
 
     # --- joining ----------------------------------------------------------------------------------------------
 
@@ -172,16 +172,16 @@ class Client:
         self._optimizer, self._ledger = optimizer, _ledger_of(me)
         # ps:0 last: from its answer on the rounds count on this worker.
         for index in [*range(1, self._plan.num_ps), 0]:
-            channel = self.entrance.connect(index)
+            channel = self.joining.connect(index)
             into = self._slice(index)
             link = Link(channel, index, into, me.worker, self.incarnation, self._ledger, self.clock, self.recover)
-            self.entrance.enter(link)
+            self.joining.enter(link)
         self.links.sort(key=lambda each: each.index)
         self._others = self.links[1:]
         empty = [link for link in self.links if link.joined is not None and not link.joined.is_initialised]
         is_on = any(link.joined is not None and link.joined.trained_in >= 0 for link in empty)
         if empty and (is_on or any(link.version or link.lineage for link in self.links)):
-            self.entrance.wait_for_values(empty)  # a run is on: a ps of it has lost its memory
+            self.joining.wait_for_values(empty)  # a run is on: a ps of it has lost its memory
         elif empty and me.is_chief:
             for link in reversed(empty):
                 init = initial(link.index)  # may lay a checkpoint on the arena first
@@ -211,18 +211,18 @@ class Client:
         link = self.links[0]
         while True:
             try:
-                self.watch.attach(self.incarnation)
-                return self.entrance.start(has_values)
+                self.heartbeat.attach(self.incarnation)
+                return self.joining.start(has_values)
             except (ConnectionLost, ProtocolError) as error:
                 link.reconnect(error)
 
     def status(self) -> m.Status:
         """Who is missing and whom the round waits for; asked beside a connection that waits."""
-        return self.watch.status() or m.Status([], [], 0)  # else ps:0 itself is what we wait for
+        return self.heartbeat.status() or m.Status([], [], 0)  # else ps:0 itself is what we wait for
 
     def switch_mode(self, spec: ModeSpec) -> None:
         """Ask ps:0 for another mode, beside the connection that trains; a refusal is raised."""
-        self.watch.ask(m.SwitchMode(spec, waits=False), m.Switched, self._me.wait_s)
+        self.heartbeat.ask(m.SwitchMode(spec, waits=False), m.Switched, self._me.wait_s)
 
     # --- the two verbs ----------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Client:
         """Send one gradient: `payloads` holds each shard's buffers, empty where the slot is shared memory, and on the
         `sent` shards, which have it already. `again` gives a shard's buffers once more, bit for bit, or None."""
         self.push_id += 1
-        self._pushed_as = self.entrance.incarnation
+        self._pushed_as = self.joining.incarnation
         self._flags = 0
         if not is_finite:
             self._flags, payloads = Flag.NOT_FINITE, [()] * len(self.links)
@@ -444,7 +444,7 @@ class Client:
         else we take what the others have made meanwhile."""
         was, is_leaving = self.incarnation, link.is_leaving
         waited_s, began_s = self.clock.wait_s, time.perf_counter()
-        started = self.entrance.again(link, error, CLOSE_S if is_leaving else None)
+        started = self.joining.again(link, error, CLOSE_S if is_leaving else None)
         self.clock.wait_s = waited_s + time.perf_counter() - began_s
         self._model.reconnected()
         if self.incarnation != was:
@@ -458,7 +458,7 @@ class Client:
             return
         elif is_leaving:
             for other in self._others:
-                self.entrance.again(other, error)  # we have said goodbye there, and must tell of another mode
+                self.joining.again(other, error)  # we have said goodbye there, and must tell of another mode
         if started is not None:
             self.adopt(started.dial)
             for other in self._others:
@@ -470,7 +470,7 @@ class Client:
 
     def still_waiting(self, waiting: Deadline | None, link: Link, waits_for_others: bool) -> Deadline:
         """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
-        status = self.watch.status()
+        status = self.heartbeat.status()
         names, more = ([], []) if status is None or link.index else awaited(status, self._me)
         waiting = waiting or Deadline(
             self._me.wait_s, names or [device(link.index)], self._say, SAY_EVERY_S, style=self._me.log_style
@@ -503,7 +503,7 @@ class Client:
 
     def close(self) -> None:
         """End all connections; without a Close message before, the ps takes it as a death."""
-        self.entrance.close()
+        self.joining.close()
         if self._ledger is not None:
             self._ledger.close()
 

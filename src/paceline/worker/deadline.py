@@ -1,6 +1,6 @@
-"""HOW long does a task wait, and what does it say meanwhile? Whom it waits for, now and then, until its deadline.
+"""Say now and then for whom a task waits, and give up at its deadline.
 
-Used by worker/client, entrance and kv, one a wait. Must never wait itself: it is asked again by whoever does.
+Used by worker/client, joining and kv, one a wait. Must never wait itself: the caller waits, and calls `again`.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""HOW does a worker show that it lives? A second connection to ps:0: heartbeats, and questions beside the training.
+"""Send heartbeats on a second connection to ps:0, and ask beside the training there.
 
 Used by worker/client. The heartbeat's thread attaches again by itself when its connection ends, so that a worker which
 computes for long stays in although ps:0 was started again meanwhile. It never joins and never decides.

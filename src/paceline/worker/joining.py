@@ -70,7 +70,7 @@ class Joining:
         self.is_started = False
         self._is_late = False  # a run is on, which this worker is about to enter
         self._recovery = recovery
-        self.watch = Heartbeat(lambda: self._connect_to(0), me.worker, me.lease_s, beat)
+        self.heartbeat = Heartbeat(lambda: self._connect_to(0), me.worker, me.lease_s, beat)
         self._me = me
         self._connect = connect
         self._join = join
@@ -109,7 +109,7 @@ class Joining:
 
         def wait() -> None:
             nonlocal waiting
-            status = self.watch.status()
+            status = self.heartbeat.status()
             missing = [self._me.worker_devices[w] for w in status.missing] if status is not None else []
             waiting = waiting or Deadline(self._me.wait_s, missing or [PS_0], self._say, style=self._me.log_style)
             waiting.names = missing or [PS_0]
@@ -143,7 +143,7 @@ class Joining:
             self._recovery.on_empty(link, joined)
         if link.index or not self.is_started:
             return None
-        self.watch.attach(self.incarnation)
+        self.heartbeat.attach(self.incarnation)
         return self.start()  # 2
 
     def _come_back(self, known: int) -> m.Started | None:
@@ -195,7 +195,7 @@ class Joining:
     def close(self) -> None:
         for link in self.links:
             link.close()
-        self.watch.close()
+        self.heartbeat.close()
 
 
 def device(index: int) -> str:

@@ -292,10 +292,10 @@ def test_the_mean_step_of_a_run_is_that_of_its_throughput() -> None:
     assert mean_step_ms([timings(), timings(3.0)]) == pytest.approx(2 / (1 / 2.6 + 1 / 7.8))
 
 
-class FakeTrainee:
-    """As much of a trainee as a stopwatch looks at."""
+class FakeStep:
+    """As much of a training step as a stopwatch looks at."""
 
-    _weight = 32.0
+    weight = 32.0
     plan = SimpleNamespace(total_bytes=4000)
 
 
@@ -306,7 +306,7 @@ def test_what_is_no_step_is_in_no_number(monkeypatch: pytest.MonkeyPatch) -> Non
     watch = Stopwatch(seconds=1000.0, warmup_s=0.0)
     for step in range(40):
         clock[0] += 0.5 if step == 30 else 0.008
-        with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
+        with watch.pushing(FakeStep()):  # type: ignore[arg-type]
             clock[0] += 0.002
     clock[0] += 100.0
     found = watch.timings()
@@ -322,7 +322,7 @@ def test_steps_before_the_window_are_counted_too(monkeypatch: pytest.MonkeyPatch
     watch = Stopwatch(seconds=2.0, warmup_s=0.5)
     for _ in range(80):
         clock[0] += 0.001
-        with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
+        with watch.pushing(FakeStep()):  # type: ignore[arg-type]
             pass
     assert (watch.timings().steps, watch.timings().all_steps) == (0, 80)
 
@@ -334,7 +334,7 @@ def test_a_window_goes_on_until_there_are_enough_steps(monkeypatch: pytest.Monke
     with pytest.raises(SystemExit):
         for _ in range(1000):
             clock[0] += 1.0  # one step is longer than the window
-            with watch.pushing(FakeTrainee()):  # type: ignore[arg-type]
+            with watch.pushing(FakeStep()):  # type: ignore[arg-type]
                 pass
     assert watch.timings().steps == LEAST_STEPS
 

@@ -1,9 +1,12 @@
 """An answer that comes in a moment is looked for before the worker sleeps; a later one wakes it by a frame."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from paceline.transport.base import Buffer, Stream
+from paceline.transport.channel import Channel
 from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell, Frame, Kind, Outcome
 from paceline.worker import link as module
 from paceline.worker.link import Link
@@ -64,3 +67,32 @@ def test_looking_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(monkeypatch, "shm", 3)
     waiting.link.answer(7)
     assert waiting.link.clock.wait_s == pytest.approx(4 * module.LOOK_S / 10, rel=0.5)
+
+
+class Tape(Stream):
+    """Plays what was sent to it."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def send(self, buffers: Sequence[Buffer], size_bytes: int = -1) -> None:
+        for buffer in buffers:
+            self.data += buffer
+
+    def recv_some(self, view: memoryview) -> int:
+        size = min(len(view), len(self.data))
+        view[:size] = self.data[:size]
+        del self.data[:size]
+        return size
+
+
+def test_the_parameters_of_a_push_that_was_given_up_are_thrown_away() -> None:
+    """Its answer may still be on the connection, on tcp with parameters behind it."""
+    tape = Tape()
+    ps = Channel(tape, (b"d" * 32, b"u" * 32))
+    for push_id, value in ((6, b"a"), (6, b"b"), (7, b"c")):
+        ps.send(Kind.ANSWER, outcome=Outcome.APPLIED, push_id=push_id, version=push_id, bulk=(value * 8,))
+    into = memoryview(bytearray(8))
+    link = Link(Channel(tape, (b"u" * 32, b"d" * 32)), 0, into, 1, 1)
+    assert link.frame(7) == (Outcome.APPLIED, 0, 7, b"")
+    assert (bytes(into), link.version) == (b"c" * 8, 7)

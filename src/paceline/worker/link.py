@@ -277,9 +277,7 @@ class Link:
 
     def frame(self, push_id: int) -> Answered:
         """The frame that answers `push_id`; on tcp its parameters lie in the arena when this returns."""
-        frame = self._recv()
-        while frame.push_id < push_id and self.shares_memory:
-            frame = self._recv()  # it was sent to wake us, and we were awake already
+        frame = self._recv_answer(push_id)
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
         if self._ledger is not None:
@@ -296,7 +294,18 @@ class Link:
     def deliver(self, push_id: int, decisions: tuple[Decision, ...]) -> None:
         """Bring decisions, and read nothing: parameters that come with the answer are thrown away."""
         self.send(Kind.PULL, 0, push_id, encode(Carried(decisions)))
-        frame = self._wait_frame(push_id)
+        self._drop_bulk(self._wait_frame(push_id))
+
+    def _recv_answer(self, push_id: int) -> Frame:
+        """Receive the frame that answers `push_id`. An older one was sent to wake a worker that was awake already, or
+        answers a push that was given up."""
+        frame = self._recv()
+        while frame.push_id < push_id:
+            self._drop_bulk(frame)
+            frame = self._recv()
+        return frame
+
+    def _drop_bulk(self, frame: Frame) -> None:
         if not self.shares_memory:
             self._recv_bulk(frame, memoryview(bytearray(frame.bulk_bytes)))
 
@@ -376,10 +385,7 @@ class Link:
         deadline = time.monotonic() + ASK_S
         while True:
             try:
-                frame = self._recv()
-                while frame.push_id != push_id and self.shares_memory:
-                    frame = self._recv()
-                return frame
+                return self._recv_answer(push_id)
             except WaitTimeout:
                 if time.monotonic() >= deadline:
                     raise ConnectionLost(f"ps:{self.index} has not answered for {ASK_S:.0f} s") from None

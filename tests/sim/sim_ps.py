@@ -1,4 +1,4 @@
-"""A simulated ps: the real Service, Desk, Core and control plane, whole, without threads.
+"""A simulated ps: the real Service, Requests, Core and control plane, whole, without threads.
 
 Only four things are replaced: frames come from the simulated network, a connection's own thread is a delay, a timer is
 an event, and the shard holds no numbers: a slot remembers whose gradient lies in it, its sum which were added up, and
@@ -206,7 +206,7 @@ class SimService(Service):
         core.perform = self._perform  # type: ignore[method-assign]
         core.wake_after = self._wake_after
         control.do = self._decides  # type: ignore[method-assign]
-        self.desk.core = core
+        self.requests.core = core
         if core.durable is not None:
             core.durable = SimDurable(core)
 

@@ -210,7 +210,7 @@ class Cluster:
 
     def tell_lost(self, service: SimService, process: Worker) -> None:
         lost, peer = m.Lost(process.index, process.incarnations[0]), Peer(Deaf())  # type: ignore[arg-type]
-        service.happens("over a lost worker", lambda: service._send_all(service.desk.handle(peer, lost, NO_FRAME)))
+        service.happens("over a lost worker", lambda: service._send_all(service.requests.handle(peer, lost, NO_FRAME)))
 
     def run(self) -> list[str]:
         with clock_of(self.world):

@@ -23,9 +23,9 @@ from paceline.launchers.ticks import PsTicks
 from paceline.modes import make as make_mode
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core
+from paceline.server.ledger_writer import PsLedger
 from paceline.server.memory import Memory
 from paceline.server.service import Service
-from paceline.server.written import PsLedger
 from paceline.telemetry import ledgers, lines, losses, read, summary
 from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.meter import Meter

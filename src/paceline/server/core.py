@@ -1,7 +1,7 @@
 """One ps: its control plane, its numbers, its journal and its ledger, and the lock around them.
 
 `perform` makes the actions of an event true, in this order: records, the journal, jobs, all else. What is to be sent
-comes back, because it is sent without the lock. Shared by server/service (gradients) and server/desk (cold requests).
+comes back, because it is sent without the lock. Shared by server/service (gradients) and server/requests (the rest).
 """
 
 import queue
@@ -41,13 +41,13 @@ from paceline.server.control.actions import (
     Wake,
 )
 from paceline.server.control.config import PsConfig
-from paceline.server.control.described import problem
+from paceline.server.control.validation import problem
 from paceline.server.copies import Copies, part_of
 from paceline.server.durable import Durable
+from paceline.server.ledger_writer import PsLedger
 from paceline.server.memory import Memory
 from paceline.server.numbers.gradients import Slot
 from paceline.server.numbers.shard import Shard
-from paceline.server.written import PsLedger
 from paceline.telemetry.records import PsReport
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel

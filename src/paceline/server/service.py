@@ -18,10 +18,10 @@ from contextlib import suppress
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError
 from paceline.server.control.actions import Answer
 from paceline.server.control.config import PsConfig
-from paceline.server.control.described import is_ordinary, options_problem
+from paceline.server.control.validation import is_ordinary, options_problem
 from paceline.server.core import Core, Peer, Reply, Sends
-from paceline.server.desk import Desk, Report
 from paceline.server.memory import Memory
+from paceline.server.requests import Report, Requests
 from paceline.transport.acceptor import Acceptor
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, config: PsConfig, secret: bytes, on_report: Report, memory: Memory | None = None) -> None:
         self.core = Core(config, memory)
-        self.desk = Desk(self.core, on_report)
+        self.requests = Requests(self.core, on_report)
         self._acceptor = Acceptor(secret, self._connected)
         self._over = threading.Event()
         self._failure: Exception | None = None
@@ -195,7 +195,7 @@ class Service:
         core = self.core
         core.control.asks(peer.id, core.now_s())
         try:
-            sends = self.desk.handle(peer, decode(frame.tail), frame)
+            sends = self.requests.handle(peer, decode(frame.tail), frame)
         except (ConnectionLost, ProtocolError):
             raise
         except PacelineError as error:

@@ -32,11 +32,11 @@ from paceline.server.control.actions import (
 )
 from paceline.server.control.budget import Budget
 from paceline.server.control.config import PsConfig
-from paceline.server.control.described import options_problem
 from paceline.server.control.kept import COUNTED, KNOWN
 from paceline.server.control.rewinding import Rewinding
 from paceline.server.control.saving import Saving
 from paceline.server.control.state import ShardState
+from paceline.server.control.validation import options_problem
 from paceline.telemetry.records import ModeChange, PsReport
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision, Key
@@ -705,7 +705,7 @@ class Control:
             not_finite={str(worker): count for worker, count in sorted(state.not_finite.items())},
             modes=list(self.mode_changes),
             pushes={str(worker): push_id for worker, (_, push_id) in sorted(state.applied.items())},
-            steps={str(worker): steps for worker, steps in sorted(self.saving.shares.all(state).items())},
+            steps={str(worker): steps for worker, steps in sorted(self.saving.step_counts.all(state).items())},
             global_step=updates,
         )
 

@@ -1,7 +1,7 @@
 """What each role that a client proved in the handshake may ask a ps for.
 
-Checked by server/desk before every cold request. Gradients need no row here: they come on connections that have joined,
-and only a worker may join. What a certain worker may do (only the chief writes) is checked in control.py.
+Checked by server/requests before every cold request. Gradients need no row here: they come on connections that have
+joined, and only a worker may join. What a certain worker may do (only the chief writes) is checked by each event.
 """
 
 from paceline.errors import Refused

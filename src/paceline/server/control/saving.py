@@ -21,7 +21,7 @@ from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Restored, SayCopied, SetVersion, Store
 from paceline.server.control.kept import COUNTED
-from paceline.server.control.shares import Shares
+from paceline.server.control.step_counts import StepCounts
 from paceline.telemetry.ledger import FROM_RESUME
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag
@@ -52,7 +52,7 @@ class Saving:
     policy: SavePolicy | None  # None: this ps announces nothing
     saved_s: float | None = field(default=None, metadata=COUNTED)  # when the last one was announced
     newest: dict[int, m.Position] = field(default_factory=dict, metadata=COUNTED)  # where each worker was last
-    shares: Shares = field(default_factory=Shares)
+    step_counts: StepCounts = field(default_factory=StepCounts)
     told: dict[int, tuple[int, float | None]] = field(default_factory=dict)  # its steps and samples with its buffers
     has_buffers: set[int] = field(default_factory=set)  # workers but the chief whose own buffers are here
     target: int | None = None  # the version that was announced
@@ -134,11 +134,11 @@ class Saving:
         state = control.state
         if state.version == 0:
             self.updated(control, now_s)
-        position = self.shares.goes_on(state, worker, self.newest.get(worker))
+        position = self.step_counts.goes_on(state, worker, self.newest.get(worker))
         is_next = bool(self.flags) and not self.is_taken
         if is_next:
             self._has_heard.add(worker)
-        is_again = self.shares.has_trained(state, worker)
+        is_again = self.step_counts.has_trained(state, worker)
         decisions, dial = control.open_decisions, control.dial
         return m.Started(control.seed, state.version, decisions, dial, position, is_next, is_again)
 
@@ -157,7 +157,7 @@ class Saving:
         control.out.append(SetVersion(init.version))
         self.newest.update({position.worker: position for position in init.positions})
         self.told.update({position.worker: (position.steps, position.samples) for position in init.positions})
-        self.shares.resumed(init.version, init.positions)
+        self.step_counts.resumed(init.version, init.positions)
         control.out.append(Restored(init.version, init.lineage, FROM_RESUME))
 
     # --- copying ----------------------------------------------------------------------------------------------
@@ -179,7 +179,13 @@ class Saving:
         self._copies += 1
         round_ = version - state.offset
         self.copy = Snapshot(
-            self._copies, version, round_, control.lineage, state.turn, dict(state.applied), self.shares.exact(state)
+            self._copies,
+            version,
+            round_,
+            control.lineage,
+            state.turn,
+            dict(state.applied),
+            self.step_counts.exact(state),
         )
         return Copy(version, self._copies, round_)
 

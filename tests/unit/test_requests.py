@@ -10,7 +10,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core, Peer, Reply, Sends
-from paceline.server.desk import Desk
+from paceline.server.requests import Requests
 from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
@@ -43,12 +43,12 @@ class Said:
 
 
 class Asked:
-    """A desk with its core, and workers that have joined and started."""
+    """The requests of a ps with its core, and workers that have joined and started."""
 
     def __init__(self, spec: ModeSpec = SYNC, num_workers: int = 2, index: int = 0, is_started: bool = True) -> None:
         mode = make_mode(spec, num_workers)
         self.core = Core(PsConfig(index, 2, num_workers, "r", mode, "bytes", LEASE_S))
-        self.desk = Desk(self.core, lambda task, report: None)
+        self.requests = Requests(self.core, lambda task, report: None)
         self.core.control.is_started = self.core.control.is_initialised = is_started
         self.peers = [self.join(worker) for worker in range(num_workers)]
 
@@ -76,7 +76,7 @@ class Asked:
         """What is said to this worker (or stranger) by the time it has asked."""
         peer = self.peers[peer] if isinstance(peer, int) else peer
         self.core.peers[peer.id] = peer
-        self.tell(self.desk.handle(peer, message, NO_FRAME))
+        self.tell(self.requests.handle(peer, message, NO_FRAME))
         return self.said(peer)
 
     def said(self, peer: Peer | int) -> list[object]:
@@ -419,7 +419,7 @@ class Fresh:
 
     def __init__(self) -> None:
         self.core = Core(PsConfig(0, 2, 2, "r", make_mode(ASYNC, 2), "bytes", LEASE_S))
-        self.desk = Desk(self.core, lambda task, report: None)
+        self.requests = Requests(self.core, lambda task, report: None)
 
     def join(self, worker: int, trained_in: int = -1) -> Peer:
         layout = Layout((TensorSpec("weight", (8, 8), (8, 1), "float32", 0),))
@@ -432,7 +432,7 @@ class Fresh:
 
     def ask(self, peer: Peer, message: m.Request) -> None:
         self.core.peers[peer.id] = peer
-        for other, reply in self.desk.handle(peer, message, NO_FRAME):
+        for other, reply in self.requests.handle(peer, message, NO_FRAME):
             assert isinstance(reply, Reply)
             other.channel.say(reply.message)
             if reply.reason and other is peer:

@@ -1,4 +1,4 @@
-"""Cold requests: everything that is asked of a ps beside gradients.
+"""Serve cold requests: everything that is asked of a ps beside gradients.
 
 Called by server/service with a connection's cold message. Most requests are events of the control plane as they are
 (EVENTS), or questions (QUESTIONS); those that bring or take numbers are methods here. A refusal is raised as a
@@ -41,7 +41,7 @@ QUESTIONS: dict[type, Callable[[Control, float], m.Reply]] = {
 }
 
 
-class Desk:
+class Requests:
     """Cold requests of one ps."""
 
     def __init__(self, core: Core, on_report: Report) -> None:
@@ -180,12 +180,12 @@ class Desk:
 
 
 _METHODS: dict[type, Callable[..., Sends]] = {
-    m.Join: Desk.join,
-    m.Init: Desk.init,
-    m.Rewind: Desk.rewind,
-    m.Fetch: Desk.fetch,
-    m.Assign: Desk.assign,
-    m.Position: Desk.position,
-    m.Copy: Desk.copy,
-    m.Close: Desk.close,
+    m.Join: Requests.join,
+    m.Init: Requests.init,
+    m.Rewind: Requests.rewind,
+    m.Fetch: Requests.fetch,
+    m.Assign: Requests.assign,
+    m.Position: Requests.position,
+    m.Copy: Requests.copy,
+    m.Close: Requests.close,
 }

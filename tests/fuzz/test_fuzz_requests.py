@@ -17,7 +17,7 @@ from paceline.modes.spec import ModeSpec
 from paceline.params import arena
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core, Peer
-from paceline.server.desk import Desk
+from paceline.server.requests import Requests
 from paceline.transport.security import Role
 from paceline.wire import messages as m
 from paceline.wire.frames import Frame, Kind
@@ -87,13 +87,13 @@ def test_no_request_ends_a_ps(data: st.DataObject, mode: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arena, "_free_bytes", lambda: 1 << 20)
         core = Core(PsConfig(0, 1, 2, "r", make_mode(ModeSpec(name=mode), 2), "bytes", 60.0))
-        desk = Desk(core, lambda task, report: None)
+        requests = Requests(core, lambda task, report: None)
         roles = [Role.WORKER, Role.WORKER, data.draw(st.sampled_from(Role))]
         peers = [Peer(Client(role)) for role in roles]  # type: ignore[arg-type]
         core.peers = {peer.id: peer for peer in peers}
         if data.draw(st.booleans()):  # a model is there, and whoever asks may be its worker
-            desk.handle(peers[0], msgspec.structs.replace(MESSAGES[0], mode=mode), NO_BULK)
-            desk.handle(peers[0], m.Init(), NO_BULK._replace(bulk_bytes=128))
+            requests.handle(peers[0], msgspec.structs.replace(MESSAGES[0], mode=mode), NO_BULK)
+            requests.handle(peers[0], m.Init(), NO_BULK._replace(bulk_bytes=128))
         for _ in range(data.draw(st.integers(1, 12))):
             peer = data.draw(st.sampled_from(peers))
             message = changed(data.draw(st.sampled_from(PLAIN)), data)
@@ -103,6 +103,6 @@ def test_no_request_ends_a_ps(data: st.DataObject, mode: str) -> None:
                 continue
             size = data.draw(st.sampled_from(SIZES))
             try:
-                desk.handle(peer, message, NO_BULK._replace(bulk_bytes=size))
+                requests.handle(peer, message, NO_BULK._replace(bulk_bytes=size))
             except PacelineError:
                 continue

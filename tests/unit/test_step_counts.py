@@ -7,8 +7,8 @@ from one_shard import A, B, shard
 from paceline.checkpoint.state import State, WorkerState
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
-from paceline.server.control.shares import Shares
 from paceline.server.control.state import ShardState
+from paceline.server.control.step_counts import StepCounts
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.summary import _counted
 from paceline.wire import messages as m
@@ -31,38 +31,38 @@ def pushed(spec: ModeSpec, mine: int, others: int, not_finite: int = 0) -> Shard
 def test_whoever_comes_back_goes_on_counting_where_its_predecessor_died() -> None:
     """It died before its first heartbeat said anything."""
     state = pushed(ModeSpec(), mine=149, others=3, not_finite=2)
-    assert Shares().goes_on(state, 0, None) == m.Position(0, steps=149)
+    assert StepCounts().goes_on(state, 0, None) == m.Position(0, steps=149)
 
 
 def test_where_it_was_in_its_data_is_what_its_heartbeats_said() -> None:
     state = pushed(ModeSpec(), mine=149, others=3)
     told = m.Position(0, epoch=1, batch=7, steps=140)
-    assert Shares().goes_on(state, 0, told) == m.Position(0, epoch=1, batch=7, steps=149)
-    assert Shares().goes_on(state, 0, m.Position(0, steps=150)) == m.Position(0, steps=150)
-    assert Shares().goes_on(pushed(ModeSpec(), 0, 3), 0, None) is None
+    assert StepCounts().goes_on(state, 0, told) == m.Position(0, epoch=1, batch=7, steps=149)
+    assert StepCounts().goes_on(state, 0, m.Position(0, steps=150)) == m.Position(0, steps=150)
+    assert StepCounts().goes_on(pushed(ModeSpec(), 0, 3), 0, None) is None
 
 
 def test_in_local_mode_a_push_is_many_steps() -> None:
     spec = ModeSpec(name="local", local_steps=5, outer="async")
-    assert Shares().goes_on(pushed(spec, mine=3, others=1), 0, None) == m.Position(0, steps=15)
+    assert StepCounts().goes_on(pushed(spec, mine=3, others=1), 0, None) == m.Position(0, steps=15)
 
 
 def test_a_resumed_run_goes_on_counting() -> None:
-    shares = Shares()
-    shares.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
+    counts = StepCounts()
+    counts.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
     state = shard(ModeSpec(), num_workers=2)
     state.version = 450
     for number in range(10):
         state.push(A, number + 1, base=state.version)
-    assert shares.goes_on(state, 0, m.Position(0, steps=150)) == m.Position(0, steps=160)
-    assert shares.exact(state) == {0: 160, 1: 300}
+    assert counts.goes_on(state, 0, m.Position(0, steps=150)) == m.Position(0, steps=160)
+    assert counts.exact(state) == {0: 160, 1: 300}
 
 
 def test_a_ps_that_lost_a_moment_of_its_counts_claims_nothing() -> None:
     state = pushed(ModeSpec(), mine=5, others=3)
-    assert Shares().exact(state) == {0: 5, 1: 3}
+    assert StepCounts().exact(state) == {0: 5, 1: 3}
     state.staleness[1].clear()
-    assert Shares().exact(state) == {}
+    assert StepCounts().exact(state) == {}
 
 
 def life() -> Life:
@@ -90,18 +90,18 @@ def test_whoever_is_started_is_told() -> None:
 
 def test_the_steps_before_a_resume_survive_a_ps() -> None:
     made = life()
-    made.core.control.saving.shares.resumed(450, [m.Position(0, steps=450)])
+    made.core.control.saving.step_counts.resumed(450, [m.Position(0, steps=450)])
     assert made.core.durable is not None
     made.core.durable.counts()
     made.die()
-    assert made.core.control.saving.shares.earlier == {0: 450}
-    assert made.core.control.saving.shares.began_at == 450
+    assert made.core.control.saving.step_counts.earlier == {0: 450}
+    assert made.core.control.saving.step_counts.began_at == 450
 
 
 def test_a_ps_reports_the_steps_of_the_whole_run() -> None:
     """For those who were interrupted before they could."""
     made = life()
-    made.core.control.saving.shares.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
+    made.core.control.saving.step_counts.resumed(450, [m.Position(0, steps=150), m.Position(1, steps=300)])
     assert made.core.report().steps == {"0": 152, "1": 301}
 
 

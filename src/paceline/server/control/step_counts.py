@@ -15,7 +15,7 @@ from paceline.wire.messages import Position
 
 
 @dataclass(slots=True)
-class Shares:
+class StepCounts:
     """Of all workers. `earlier`: their steps before this start, when global step `began_at` was made already."""
 
     earlier: dict[int, int] = field(default_factory=dict, metadata=COUNTED)

@@ -264,22 +264,22 @@ def hazards(path: Path) -> Iterator[str]:
 
 def test_framework_free_files_stay_so() -> None:
     for name in (
-        "worker/client.py",
-        "worker/joining.py",
-        "worker/heartbeat.py",
-        "worker/link.py",
-        "worker/optimizer_state.py",
+        "worker/requests/client.py",
+        "worker/requests/joining.py",
+        "worker/requests/heartbeat.py",
+        "worker/requests/link.py",
+        "worker/step/optimizer_state.py",
         "worker/kv.py",
-        "worker/saving.py",
+        "worker/checkpoints/saving.py",
         "worker/control.py",
         "worker/context.py",
         "worker/ending.py",
         "worker/evaluator.py",
         "worker/preparation.py",
         "worker/session.py",
-        "worker/outgoing.py",
-        "worker/local_steps.py",
-        "worker/training_step.py",
+        "worker/step/outgoing.py",
+        "worker/step/local_steps.py",
+        "worker/step/training_step.py",
     ):
         assert all(m.split(".")[0] != "torch" for _, m in imports(ROOT / name)), name
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from paceline.ingraph.towers import towers
     from paceline.launchers.task import init
     from paceline.launchers.threads import launch
+    from paceline.worker.checkpoints.loading import load_checkpoint
     from paceline.worker.constraints import constrain
     from paceline.worker.context import Context
-    from paceline.worker.loading import load_checkpoint
 
 _NAMES = {
     "ClusterSpec": "paceline.cluster.spec",
@@ -39,7 +39,7 @@ _NAMES = {
     "device": "paceline.ingraph.scope",
     "init": "paceline.launchers.task",
     "launch": "paceline.launchers.threads",
-    "load_checkpoint": "paceline.worker.loading",
+    "load_checkpoint": "paceline.worker.checkpoints.loading",
     "op": "paceline.ingraph.op",
     "place": "paceline.ingraph.place",
     "towers": "paceline.ingraph.towers",

@@ -15,8 +15,8 @@ from paceline.params.placement import place
 from paceline.server.numbers.shard import Shard
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import Join, Joined, OptimizerSpec, encode
-from paceline.worker import link as link_module
-from paceline.worker.link import SEGMENT_HEAD_BYTES, Link
+from paceline.worker.requests import link as link_module
+from paceline.worker.requests.link import SEGMENT_HEAD_BYTES, Link
 
 SIZE_BYTES = align(318_000)  # the MNIST model of the recipe
 READS = 400

@@ -20,7 +20,7 @@ from processes import Gate, Processes
 import paceline
 from paceline.checkpoint.read import newest, verify
 from paceline.errors import ConnectionLost, TrainingFailed
-from paceline.worker.saver import Saver
+from paceline.worker.checkpoints.saver import Saver
 
 SIZE_MB = 24
 STOP = 20

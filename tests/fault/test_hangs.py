@@ -23,8 +23,8 @@ import paceline
 from paceline.errors import TrainingFailed
 from paceline.telemetry.ledger import Kind, read
 from paceline.transport import security
-from paceline.worker import client as clients
-from paceline.worker import heartbeat
+from paceline.worker.requests import client as clients
+from paceline.worker.requests import heartbeat
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.worker import link as links
-from paceline.worker.client import Client
+from paceline.worker.requests import link as links
+from paceline.worker.requests.client import Client
 
 pytestmark = pytest.mark.timeout(60)
 

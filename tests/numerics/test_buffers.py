@@ -18,7 +18,7 @@ import paceline
 from paceline.checkpoint.read import load_newest
 from paceline.checkpoint.tensors import Entry, values
 from paceline.errors import TrainingFailed
-from paceline.worker.statistics import mean
+from paceline.worker.checkpoints.statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from process_fixtures import started_processes

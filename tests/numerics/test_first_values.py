@@ -13,7 +13,7 @@ from alike import Job, weights
 from torch import nn
 
 import paceline
-from paceline.worker.client import Client
+from paceline.worker.requests.client import Client
 
 HELD_S = 1.0  # without what is tested, a fast worker needs a tenth of it
 

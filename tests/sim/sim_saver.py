@@ -1,4 +1,4 @@
-"""A simulated saver: worker/saver.py, message for message, on connections of its own beside a worker's.
+"""A simulated saver: worker/checkpoints/saver.py, message for message, on connections of its own beside a worker's.
 
 It fetches no numbers; what must be true of a copy is looked at when it is made (sim_ps) and when all are there.
 """

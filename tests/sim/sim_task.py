@@ -1,10 +1,10 @@
 """HOW does a simulated worker wait? A generator that is woken by frames, and connections that it may make again.
 
-Base of sim_worker. `yield link` waits for a frame of that ps, `yield seconds` computes. Beyond worker/client.py: a
-worker that `retries` connects again with its incarnation after a lost connection and sends its last request once
-more, with the same push id. From ps:0 it first hears which mode holds; if that is another one, its last push is void,
-because nobody can say whether it counted before the change or never will. One that was evicted comes back to every ps
-as a newer incarnation, and what it pushed last is void too.
+Base of sim_worker. `yield link` waits for a frame of that ps, `yield seconds` computes. Beyond
+worker/requests/client.py: a worker that `retries` connects again with its incarnation after a lost connection and sends
+its last request once more, with the same push id. From ps:0 it first hears which mode holds; if that is another one,
+its last push is void, because nobody can say whether it counted before the change or never will. One that was evicted
+comes back to every ps as a newer incarnation, and what it pushed last is void too.
 """
 
 from collections import deque
@@ -312,8 +312,8 @@ class Task:
         return joined
 
     def bring(self, lost: Link, joined: m.Joined) -> Doing:
-        """worker/rewinding, with --reseed: what this worker has is what the run goes on from. One that has nothing goes
-        back to the beginning, when nobody else has come. Always fails: it joins again."""
+        """worker/checkpoints/rewinding, with --reseed: what this worker has is what the run goes on from. One that has
+        nothing goes back to the beginning, when nobody else has come. Always fails: it joins again."""
         has_all = joined.offers == self.cluster.plan.num_workers
         is_mine = joined.freshest == self.index and (has_all or joined.empty_s > 5)
         if is_mine or joined.empty_s > (5 * (2 + self.index) if self.is_started else 60):

@@ -1,6 +1,6 @@
-"""WHAT would a worker do? worker/client.py and worker/session.py, message for message, as a generator.
+"""WHAT would a worker do? worker/requests/client.py and worker/session.py, message for message, as a generator.
 
-The numbers in comments are those of worker/client.py. How it waits and connects again: sim_task.py.
+The numbers in comments are those of worker/requests/client.py. How it waits and connects again: sim_task.py.
 """
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,7 @@ Here the update is placed exactly between the two looks of a reader; tests/contr
 
 from typing import Any
 
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 
 
 class NoChannel:

@@ -14,7 +14,7 @@ from paceline.server import service
 from paceline.transport import channel
 from paceline.wire import messages
 from paceline.wire.frames import FRAME_BYTES, Codec, Kind
-from paceline.worker import training_step
+from paceline.worker.step import training_step
 
 LOCK = threading.Lock()
 

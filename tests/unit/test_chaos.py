@@ -25,7 +25,7 @@ from paceline.launchers.nursery import Forked
 from paceline.telemetry import read
 from paceline.telemetry.faults import FaultLog, Injected, injected
 from paceline.telemetry.paths import RunPaths
-from paceline.worker import injection
+from paceline.worker.step import injection
 
 CLUSTER = ClusterSpec({"ps": ["a:1"], "worker": ["a:2", "a:3", "a:4"]})
 TASKS = [*CLUSTER.ps, *CLUSTER.workers]

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from paceline.frameworks.torch.data import EveryNth, SharedBatches, batch_size_of, note_epochs, share
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import Position
-from paceline.worker.position import Progress
+from paceline.worker.positions.position import Progress
 
 
 class Numbers(Dataset[int]):

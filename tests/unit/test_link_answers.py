@@ -8,8 +8,8 @@ import pytest
 from paceline.transport.base import Buffer, Stream
 from paceline.transport.channel import Channel
 from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell, Frame, Kind, Outcome
-from paceline.worker import link as module
-from paceline.worker.link import Link
+from paceline.worker.requests import link as module
+from paceline.worker.requests.link import Link
 
 ANSWER = Frame(Kind.ANSWER, Outcome.APPLIED, 0, 0, 0, 0, 7, 3, 0)
 

@@ -1,6 +1,6 @@
 """A ps that has moved may be on this worker's host now, or no longer: a push that was under way goes as it must."""
 
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 
 
 def link(slot: memoryview | None, left: memoryview | None = None) -> Link:

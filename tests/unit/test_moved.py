@@ -14,7 +14,7 @@ from paceline.telemetry.ledgers import Recorded, set_predecessor_aside, verdict_
 from paceline.telemetry.paths import RunPaths
 from paceline.wire.frames import SEGMENT_HEAD_BYTES
 from paceline.wire.messages import Joined, encode
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 
 PS_0, PS_1 = Task("ps", 0), Task("ps", 1)
 CLUSTER = ClusterSpec({"ps": ["a:1", "b:1"], "worker": ["c:1"]})

@@ -17,7 +17,7 @@ from paceline.plan.calibrate import failure
 from paceline.plan.costs import given
 from paceline.plan.topology import parse_price, parse_size
 from paceline.telemetry.paths import RunPaths
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.training_step import TrainingStep
 
 GIVEN = ["plan", "--step-ms", "20", "--bytes", "4MB", "--apply-ms", "1"]
 

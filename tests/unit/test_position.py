@@ -8,7 +8,7 @@ import torch
 from paceline.frameworks.torch.data import _Counted
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import EPOCH, Position
-from paceline.worker.position import NoWorker, Own, Progress
+from paceline.worker.positions.position import NoWorker, Own, Progress
 
 
 class Batches:

@@ -16,10 +16,10 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
-from paceline.worker import rewinding
-from paceline.worker.identity import Identity
-from paceline.worker.link import Link
-from paceline.worker.rewinding import Rewinder, saved_version
+from paceline.worker.checkpoints import rewinding
+from paceline.worker.checkpoints.rewinding import Rewinder, saved_version
+from paceline.worker.requests.identity import Identity
+from paceline.worker.requests.link import Link
 
 LAYOUT = Layout((TensorSpec("weight", (64, 8), (8, 1), "float32", 0),))
 DEVICES = ("/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1")

@@ -19,10 +19,10 @@ from paceline.server.control.saving import Saving
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag, Outcome
-from paceline.worker import saver as saver_module
-from paceline.worker.identity import Identity
-from paceline.worker.saver import Saver
-from paceline.worker.saving import CopyGone
+from paceline.worker.checkpoints import saver as saver_module
+from paceline.worker.checkpoints.saver import Saver
+from paceline.worker.checkpoints.saving import CopyGone
+from paceline.worker.requests.identity import Identity
 from paceline.worker.session import WorkerSession
 
 LAYOUT = Layout((TensorSpec("weight", (20, 8), (8, 1), "float32", 0),))

@@ -8,7 +8,7 @@ import paceline
 from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 from paceline.errors import UsageError
-from paceline.worker.slowness import FIRST_STEPS, Slowness, of
+from paceline.worker.step.slowness import FIRST_STEPS, Slowness, of
 
 
 class Time:

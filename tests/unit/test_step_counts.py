@@ -12,7 +12,7 @@ from paceline.server.control.step_counts import StepCounts
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.summary import _counted
 from paceline.wire import messages as m
-from paceline.worker.restoring import shared_out
+from paceline.worker.checkpoints.restoring import shared_out
 
 LAYOUT = Layout((TensorSpec("weight", (20, 8), (8, 1), "float32", 0),))
 

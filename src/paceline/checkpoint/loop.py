@@ -1,6 +1,7 @@
 """Describe the loop of a script that made the steps of a checkpoint: can it go on from there, or does it begin again?
 
-Found by the worker (worker/loops), written into state.json, read before a run is resumed. Pure: names and sentences.
+Found by the worker (worker/positions/loops), written into state.json, read before a run is resumed. Pure: names and
+sentences.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
 """Make room for a checkpoint on a full disk, or find another place for the last one.
 
-Called by worker/saver when a checkpoint could not be written. What gives way is what the new one would have replaced:
-never the newest checkpoint whose every hash is right, and never what the run was resumed from.
+Called by worker/checkpoints/saver when a checkpoint could not be written. What gives way is what the new one would have
+replaced: never the newest checkpoint whose every hash is right, and never what the run was resumed from.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 """WHICH faults are injected? What `--chaos "kill=ps:0@500,stop=worker:1@200:10s,flip=1e-6"` says, when and to whom.
 
-Read by validate, by worker/injection and launchers/chaos, which make the faults, and by `paceline chaos`, which tells
-them in words. Pure: the time comes in, chance is a function of the seed. Must never correct a value: it says what would
-be right.
+Read by validate, by worker/step/injection and launchers/chaos, which make the faults, and by `paceline chaos`, which
+tells them in words. Pure: the time comes in, chance is a function of the seed. Must never correct a value: it says what
+would be right.
 """
 
 import re

@@ -1,6 +1,6 @@
 """WHO is slowed down on purpose? What `--slow worker:1=5x,worker:2=2x` says.
 
-Called by validate, and by worker/slowness, which makes it true. Pure.
+Called by validate, and by worker/step/slowness, which makes it true. Pure.
 """
 
 import re

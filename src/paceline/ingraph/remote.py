@@ -19,7 +19,7 @@ from paceline.transport.security import Role
 from paceline.wire import ops
 from paceline.wire.frames import Frame, Kind
 from paceline.wire.messages import AskStatus, Failed
-from paceline.worker.deadline import Deadline
+from paceline.worker.requests.deadline import Deadline
 from paceline.worker.script import check_owner
 
 RETRY_S = 0.1

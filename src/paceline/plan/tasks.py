@@ -1,7 +1,8 @@
 """WHAT do a ps and a worker do, message for message? The simulated tasks; what counts is decided by the real code.
 
-Made by plan/simulate. A ps drives server/control/state as server/service does; a worker follows worker/client, and the
-numbers in comments are those of server/control/rounds. Pure: time passes only in plan/sharing's world, dice come in.
+Made by plan/simulate. A ps drives server/control/state as server/service does; a worker follows worker/requests/client,
+and the numbers in comments are those of server/control/rounds. Pure: time passes only in plan/sharing's world, dice
+come in.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Worker:
             simulation.stepped()
 
     def _hold_back(self) -> Iterator[None]:
-        """As worker/slowness does it: by the clock, so who shares its core is slowed by so many times that."""
+        """As worker/step/slowness does it: by the clock, so who shares its core is slowed by so many times that."""
         simulation = self._simulation
         if self._factor > 1 and self.steps:
             left_out_s = self._taking_s if simulation.topology.mode.waits_for_others else 0.0

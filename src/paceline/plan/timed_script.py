@@ -24,7 +24,7 @@ import psutil
 from paceline.launchers.entry import Program, execute, guarded
 from paceline.plan.timings import LEAST_STEPS, Timings, mean_ms, parts_of, usual
 from paceline.telemetry.paths import RunPaths
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.training_step import TrainingStep
 
 MOST_STEPS = 200_000
 

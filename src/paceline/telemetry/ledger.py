@@ -1,6 +1,6 @@
 """WHAT happened to every gradient? Fixed records in a mapped file, one a task; they survive kill -9.
 
-Written with `--ledger` by every ps (server/core) and every worker (worker/link), 0.2 µs a record, read by
+Written with `--ledger` by every ps (server/core) and every worker (worker/requests/link), 0.2 µs a record, read by
 telemetry/verify. It never drops one in silence: a record is written before anybody hears of what it tells, and where
 the disk is full the last one says so.
 

@@ -1,6 +1,6 @@
 """Time a worker's steps, epochs and waits, say when a step is due to be printed, and sum up when the worker ends.
 
-Called by worker/training_step from the thread that trains, once a step.
+Called by worker/step/training_step from the thread that trains, once a step.
 Must never cost a microsecond a step, nor grow with the length of the run: only the newest are kept.
 """
 
@@ -20,8 +20,8 @@ class StepClock:
     """A step lasts from the end of the one before it, or from the start of its epoch, to its own end.
 
     What it is made of is added where it happens, by the thread that trains: `data_s` by frameworks/torch/data,
-    `exchange_s` by worker/training_step, without what was waited meanwhile, and `wait_s` by worker/link and client.
-    The rest is compute.
+    `exchange_s` by worker/step/training_step, without what was waited meanwhile, and `wait_s` by worker/requests/link
+    and client. The rest is compute.
 
     >>> clock = StepClock()
     >>> clock.epoch()

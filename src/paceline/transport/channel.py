@@ -1,6 +1,6 @@
 """Authenticated connections: send and receive frames with their tails and bulk over a stream.
 
-Used by server/service and worker/client. Sending is safe from any thread; receiving belongs to one.
+Used by server/service and worker/requests/client. Sending is safe from any thread; receiving belongs to one.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Injected network faults: a stream around a stream that delays, limits, changes, cuts and swallows, and counts.
 
-Used by a worker that `--chaos` names (worker/injection), and by tests. Only the worker's end is wrapped, after the
+Used by a worker that `--chaos` names (worker/step/injection), and by tests. Only the worker's end is wrapped, after the
 handshake: the ps sees a bad network. Must never change the memory that it is given to send.
 """
 

@@ -1,8 +1,8 @@
 """Hot-path messages: 64-byte frames with a keyed MAC, and the headers of shared memory.
 
-Used by transport/channel; the headers by server/numbers and worker/link. Pure: bytes in, tuples out. A frame may be
-followed by a *tail* (small, covered by the MAC) and by *bulk*, a shard's bytes. The checksum of small bulk is in the
-frame; that of large bulk follows the bulk, so that both sides hash piece by piece while the bytes are in the cache.
+Used by transport/channel; the headers by server/numbers and worker/requests/link. Pure: bytes in, tuples out. A frame
+may be followed by a *tail* (small, covered by the MAC) and by *bulk*, a shard's bytes. The checksum of small bulk is in
+the frame; that of large bulk follows the bulk, so that both sides hash piece by piece while the bytes are in the cache.
 
     kind u8 | outcome u8 | flags u16 | worker u16 | 2 bytes of padding | incarnation u32 | tail_bytes u32 |
     push_id u64 | version u64 | bulk_bytes u64 | checksum u64 | mac 16 bytes; the MAC covers frame, tail and a counter
@@ -169,7 +169,8 @@ class Codec:
 
 
 class Bell:
-    """The first cells of a slot, in memory that a worker and a ps both map; worker/link reads them without a call.
+    """The first cells of a slot, in memory that a worker and a ps both map; worker/requests/link reads them without a
+    call.
 
     The ps writes its answer there, and sends a frame only to a worker that already sleeps. Most answers are there
     before the worker asks, so most cost neither side a system call.

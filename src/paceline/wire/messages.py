@@ -1,6 +1,6 @@
 """Cold messages: everything that is not sent every step, as msgspec structs in a frame's tail.
 
-Used by server/service and worker/client. A request gets one reply; `Failed` is the reply of a refusal.
+Used by server/service and worker/requests/client. A request gets one reply; `Failed` is the reply of a refusal.
 Numbers travel, code never does: an optimizer is a name and its options.
 """
 

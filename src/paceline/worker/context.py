@@ -17,9 +17,9 @@ from paceline.modes.spec import check as check_mode
 from paceline.wire import messages as m
 from paceline.worker.control import spec_of
 from paceline.worker.kv import Kv
-from paceline.worker.position import Count, whole
+from paceline.worker.positions.position import Count, whole
 from paceline.worker.session import WorkerSession
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.training_step import TrainingStep
 
 
 class Context:

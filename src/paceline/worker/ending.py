@@ -11,11 +11,11 @@ import msgspec
 from paceline.errors import NotSaved, UsageError
 from paceline.telemetry.lines import FailedAt, failed_line
 from paceline.wire import messages as m
-from paceline.worker.link import ClosedAlready
+from paceline.worker.requests.link import ClosedAlready
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession
-    from paceline.worker.training_step import TrainingStep
+    from paceline.worker.step.training_step import TrainingStep
 
 CLOSE_S = 60.0  # how long the end waits for a checkpoint that is being written
 FAILED_CLOSE_S = 5.0  # and after an error

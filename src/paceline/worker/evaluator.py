@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.errors import ClusterError, PacelineError, UsageError
-from paceline.worker.client import Identity
-from paceline.worker.deadline import Deadline
 from paceline.worker.kv import Kv
+from paceline.worker.requests.client import Identity
+from paceline.worker.requests.deadline import Deadline
 
 RETRY_S = 0.5
 

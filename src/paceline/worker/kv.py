@@ -27,10 +27,10 @@ from paceline.params.placement import Plan, place
 from paceline.transport.channel import Channel, connect
 from paceline.transport.security import Role
 from paceline.wire import messages as m
-from paceline.worker.deadline import Deadline
-from paceline.worker.joining import RETRY_S, device
 from paceline.worker.reach import OWN, Access, located
-from paceline.worker.rpc import call
+from paceline.worker.requests.deadline import Deadline
+from paceline.worker.requests.joining import RETRY_S, device
+from paceline.worker.requests.rpc import call
 
 R = TypeVar("R")
 

@@ -13,14 +13,14 @@ from paceline.cluster.membership import first_incarnation
 from paceline.errors import UsageError
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
-from paceline.worker.client import Client
+from paceline.worker.checkpoints.restoring import Restored
 from paceline.worker.ending import end_for_good
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import is_of_keras, keras_module, torch_module
-from paceline.worker.link import ClosedAlready
-from paceline.worker.position import Own
-from paceline.worker.restoring import Restored
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.positions.position import Own
+from paceline.worker.requests.client import Client
+from paceline.worker.requests.link import ClosedAlready
+from paceline.worker.step.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession

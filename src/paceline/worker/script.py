@@ -1,6 +1,7 @@
 """Find the line of the user's script that called us, for messages, and tell its frames from those of libraries.
 
-Used by everything in worker/ that refuses what a script has done, and by worker/loops. Looks at the stack only.
+Used by everything in worker/ that refuses what a script has done, and by worker/positions/loops. Looks at the stack
+only.
 """
 
 import os

@@ -20,17 +20,18 @@ from paceline.errors import ConnectionLost, PacelineError, UsageError
 from paceline.params.placement import table
 from paceline.telemetry.paths import RunPaths
 from paceline.wire import messages as m
-from paceline.worker import ending, injection, slowness
+from paceline.worker import ending
+from paceline.worker.checkpoints.rewinding import Rewinder
+from paceline.worker.checkpoints.saver import Saver
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.framework import torch_module
-from paceline.worker.identity import Identity
-from paceline.worker.position import Progress
-from paceline.worker.repeated_loop import RepeatedLoop
+from paceline.worker.positions.position import Progress
+from paceline.worker.positions.repeated_loop import RepeatedLoop
 from paceline.worker.reporting import Reporter
-from paceline.worker.rewinding import Rewinder
-from paceline.worker.saver import Saver
+from paceline.worker.requests.identity import Identity
 from paceline.worker.script import check_owner, script_line
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step import injection, slowness
+from paceline.worker.step.training_step import TrainingStep
 
 
 class WorkerSession:

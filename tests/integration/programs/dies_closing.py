@@ -13,9 +13,9 @@ import count
 
 from paceline.wire import messages as m
 from paceline.worker import ending
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 from paceline.worker.session import WorkerSession
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.training_step import TrainingStep
 
 WHERE, MARK = sys.argv[sys.argv.index("--dies") + 1], Path("has_died")
 leave, close_run = ending.leave, Link.close_run

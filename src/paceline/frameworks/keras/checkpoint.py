@@ -1,6 +1,6 @@
 """Load a checkpoint into a plain Keras model and optimizer, bit for bit, without a cluster.
 
-Called by worker/loading. Nothing that a file holds is ever run. Never writes. Must never import torch.
+Called by worker/checkpoints/loading. Nothing that a file holds is ever run. Never writes. Must never import torch.
 """
 
 from collections.abc import Mapping

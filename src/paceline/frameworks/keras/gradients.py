@@ -1,6 +1,6 @@
 """Write Keras gradients, which come as numpy arrays, into the slots that ps and worker share.
 
-Used by frameworks/keras/training_step; worker/outgoing has what every framework shares.
+Used by frameworks/keras/training_step; worker/step/outgoing has what every framework shares.
 """
 
 import math
@@ -13,8 +13,8 @@ from paceline.frameworks.keras.layout import Weight
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.transport.base import Buffer
-from paceline.worker import outgoing
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
+from paceline.worker.step import outgoing
 
 
 def dtype_of(name: str) -> Any:

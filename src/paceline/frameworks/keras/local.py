@@ -1,4 +1,4 @@
-"""Bring Keras's variables and optimizer to mode local (worker/local_steps).
+"""Bring Keras's variables and optimizer to mode local (worker/step/local_steps).
 
 Used by frameworks/keras/preparation instead of KerasStep. The optimizer stays the user's own, whichever it is; in a
 graph, each of its steps calls out before and after its update.
@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.frameworks.keras.objects import change
 from paceline.frameworks.keras.training_step import KerasStep, in_graph, read, tf
-from paceline.worker.local_steps import LocalSteps
+from paceline.worker.step.local_steps import LocalSteps
 
 
 class LocalKerasStep(LocalSteps, KerasStep):

@@ -16,7 +16,7 @@ import keras
 
 from paceline.errors import UsageError
 from paceline.worker.exits import true_error
-from paceline.worker.position import Progress
+from paceline.worker.positions.position import Progress
 from paceline.worker.script import script_line
 
 if TYPE_CHECKING:

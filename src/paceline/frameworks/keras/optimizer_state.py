@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from paceline.frameworks.keras.gradients import dtype_of, vector
 from paceline.frameworks.keras.layout import Weight
 from paceline.params.layout import Layout
-from paceline.worker.optimizer_state import Slots, WholeSlot
+from paceline.worker.step.optimizer_state import Slots, WholeSlot
 
 # What the ps remember of a weight -> where a Keras optimizer has it, one variable a weight.
 SLOTS = {

@@ -1,7 +1,7 @@
 """Save and restore what of Keras belongs to a worker's position: seed generators, iterations and a learning rate.
 
-Made by frameworks/keras/preparation, used by worker/position. A schedule is a function of the iterations, so it goes
-on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
+Made by frameworks/keras/preparation, used by worker/positions/position. A schedule is a function of the iterations, so
+it goes on with them. The order that a tf.data set was in is TensorFlow's own, and starts anew.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from paceline.wire.messages import Position
-from paceline.worker.position import Own
+from paceline.worker.positions.position import Own
 
 SEED = "seed_generator_state"
 

@@ -17,8 +17,8 @@ from paceline.frameworks.keras.local import LocalKerasStep
 from paceline.frameworks.keras.objects import change, check_compiled, convert_model
 from paceline.frameworks.keras.position import KerasOwn
 from paceline.frameworks.keras.training_step import IS_TENSORFLOW, KerasStep, assign, tf
-from paceline.worker.local_steps import bound_by
 from paceline.worker.preparation import check_pair, evaluate, join
+from paceline.worker.step.local_steps import bound_by
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession

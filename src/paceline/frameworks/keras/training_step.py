@@ -1,6 +1,6 @@
 """Bind a Keras model and its optimizer to the cluster: both stay the user's own, and the ps owns the numbers.
 
-Made by ctx.prepare. worker/training_step has what every framework shares; here are Keras's variables. A variable's
+Made by ctx.prepare. worker/step/training_step has what every framework shares; here are Keras's variables. A variable's
 memory is TensorFlow's, and what was read from it never changes, so new values are assigned, not written into it.
 
 A step comes in one of two ways:
@@ -41,9 +41,9 @@ from paceline.frameworks.keras.optimizer_state import KerasState
 from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
 from paceline.worker import exits
-from paceline.worker.optimizer_state import scatter
 from paceline.worker.script import script_line
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.optimizer_state import scatter
+from paceline.worker.step.training_step import TrainingStep
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 tf: Any = import_module("tensorflow") if IS_TENSORFLOW else None

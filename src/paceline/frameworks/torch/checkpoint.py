@@ -1,6 +1,7 @@
 """Load a checkpoint into a plain PyTorch model and optimizer, bit for bit, without a cluster.
 
-Called by worker/loading. Reads what checkpoint/read has checked; nothing that a file holds is ever run. Never writes.
+Called by worker/checkpoints/loading. Reads what checkpoint/read has checked; nothing that a file holds is ever run.
+Never writes.
 """
 
 from typing import Any
@@ -14,8 +15,8 @@ from paceline.errors import UsageError
 from paceline.frameworks.torch.layout import named_tensors
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
-from paceline.worker.options import load_groups
-from paceline.worker.restoring import refuse_other_model
+from paceline.worker.checkpoints.options import load_groups
+from paceline.worker.checkpoints.restoring import refuse_other_model
 
 
 def load(

@@ -27,7 +27,7 @@ from paceline.frameworks.torch.batch_sizes import sized_indices, sizes_of
 from paceline.frameworks.torch.samples import GradientSamples
 from paceline.telemetry.steps import StepClock
 from paceline.wire.messages import BATCH
-from paceline.worker.position import Progress
+from paceline.worker.positions.position import Progress
 from paceline.worker.script import script_line
 
 Place = Callable[[], tuple[int, int]]  # which worker, of how many

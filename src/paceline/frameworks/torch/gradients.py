@@ -1,7 +1,7 @@
 """Write torch gradients into the slots that ps and worker share, or send them from where they lie.
 
-Used by frameworks/torch/training_step; worker/outgoing has what every framework shares. Autograd owns gradients: those
-that are sent from where they lie are held only until the answer has come, in case they must be sent once more.
+Used by frameworks/torch/training_step; worker/step/outgoing has what every framework shares. Autograd owns gradients:
+those that are sent from where they lie are held only until the answer has come, in case they must be sent once more.
 """
 
 import math
@@ -15,8 +15,8 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.transport.base import Buffer
 from paceline.views import as_bytes, flat, shaped, storage_order
-from paceline.worker import outgoing
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
+from paceline.worker.step import outgoing
 
 SMALL_BYTES = 1 << 20  # a shard up to this size is copied together before it is sent on tcp
 MOVE_BYTES = 1 << 20  # larger tensors are copied by torch, on all its threads; others by the system's library

@@ -1,4 +1,4 @@
-"""Bring torch's tensors and optimizer to mode local (worker/local_steps).
+"""Bring torch's tensors and optimizer to mode local (worker/step/local_steps).
 
 Used by frameworks/torch/preparation instead of TorchStep. The optimizer stays the user's own object, whichever it
 is; its class becomes a subclass whose step does what an exchange needs around its own.
@@ -12,7 +12,7 @@ import torch
 from paceline.frameworks.torch.constraints import hold_after_steps
 from paceline.frameworks.torch.optimizer import replace_step
 from paceline.frameworks.torch.training_step import TorchStep
-from paceline.worker.local_steps import LocalSteps
+from paceline.worker.step.local_steps import LocalSteps
 
 
 class LocalTorchStep(LocalSteps, TorchStep):

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from paceline.params.layout import Layout
 from paceline.views import NAMES, as_bytes, flat, shaped
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
-from paceline.worker.optimizer_state import COUNTERS, Slots, WholeSlot
+from paceline.worker.step.optimizer_state import COUNTERS, Slots, WholeSlot
 
 State = dict[str, Any]
 

@@ -19,7 +19,7 @@ from paceline.frameworks.torch.gradients import Gradients, Outgoing
 from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.views import as_bytes
-from paceline.worker.client import Client
+from paceline.worker.requests.client import Client
 
 BUCKET_BYTES = 4 << 20
 

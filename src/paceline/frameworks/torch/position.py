@@ -1,7 +1,7 @@
 """Save and restore what of PyTorch belongs to a worker's position: generators, schedulers and options.
 
-Made by frameworks/torch/preparation, used by worker/position. What cannot be saved is said once, and starts anew after
-a restart.
+Made by frameworks/torch/preparation, used by worker/positions/position. What cannot be saved is said once, and starts
+anew after a restart.
 """
 
 import random
@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from paceline.frameworks.torch import rng as torch_rng
 from paceline.wire.messages import Position
-from paceline.worker.options import load_groups, load_scheduler, saved_groups, saved_scheduler
-from paceline.worker.position import Own
+from paceline.worker.checkpoints.options import load_groups, load_scheduler, saved_groups, saved_scheduler
+from paceline.worker.positions.position import Own
 
 
 class TorchOwn(Own):

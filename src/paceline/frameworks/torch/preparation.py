@@ -17,9 +17,9 @@ from paceline.frameworks.torch.data import batch_size_of, note_epochs, share
 from paceline.frameworks.torch.local import LocalTorchStep
 from paceline.frameworks.torch.position import TorchOwn
 from paceline.frameworks.torch.training_step import TorchStep
-from paceline.worker.local_steps import bound_by
 from paceline.worker.preparation import check_pair, evaluate, join
 from paceline.worker.script import script_line
+from paceline.worker.step.local_steps import bound_by
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession

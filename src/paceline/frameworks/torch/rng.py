@@ -1,7 +1,7 @@
 """Capture and restore the random generators that a torch training loop draws from, as plain bytes.
 
-Used by worker/position at the loop boundary that a checkpoint remembers, and when training goes on from there. Bytes
-only: nothing that could be run comes back from a checkpoint, and a state that does not fit is refused.
+Used by worker/positions/position at the loop boundary that a checkpoint remembers, and when training goes on from
+there. Bytes only: nothing that could be run comes back from a checkpoint, and a state that does not fit is refused.
 """
 
 import random

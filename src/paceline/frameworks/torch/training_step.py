@@ -1,7 +1,7 @@
 """Bind a PyTorch model and its optimizer to the cluster: both stay the user's own, and the ps owns the numbers.
 
-Made by ctx.prepare. worker/training_step has what every framework shares; here are torch's tensors: parameters that are
-views of the arena, gradients, and what a script may do to both between two steps.
+Made by ctx.prepare. worker/step/training_step has what every framework shares; here are torch's tensors: parameters
+that are views of the arena, gradients, and what a script may do to both between two steps.
 """
 
 import operator
@@ -28,9 +28,9 @@ from paceline.frameworks.torch.writes import DeviceWrites, OtherTraining, renorm
 from paceline.params.layout import TensorSpec
 from paceline.views import DTYPES, flat, shaped
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.optimizer_state import scatter
 from paceline.worker.script import script_line
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.optimizer_state import scatter
+from paceline.worker.step.training_step import TrainingStep
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
 

@@ -1,4 +1,4 @@
-"""Find what a PyTorch script writes into parameters on an accelerator: worker/training_step does it for
+"""Find what a PyTorch script writes into parameters on an accelerator: worker/step/training_step does it for
 memory of the host.
 
 Used by frameworks/torch/training_step. The digest is computed on the card, so only one number crosses to the host.

@@ -19,8 +19,8 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.wire.frames import Kind, Outcome
 from paceline.wire.messages import Close, OptimizerSpec
-from paceline.worker.client import Client
-from paceline.worker.link import Answered, Link
+from paceline.worker.requests.client import Client
+from paceline.worker.requests.link import Answered, Link
 
 Exchange = Callable[[], None]
 HALF_PAGE_BYTES = 2048

@@ -30,8 +30,8 @@ from paceline.params.placement import place
 from paceline.transport import tls
 from paceline.wire.frames import Kind, Outcome
 from paceline.wire.messages import Close, OptimizerSpec
-from paceline.worker.client import Client
-from paceline.worker.link import Link
+from paceline.worker.requests.client import Client
+from paceline.worker.requests.link import Link
 
 CONNECT_S, PAUSE_S = 20.0, 0.02
 ACK = b"\x01"

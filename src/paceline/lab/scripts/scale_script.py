@@ -1,8 +1,8 @@
 """WHAT does a push cost when nothing is computed? A ps, or several, and null workers, all forked from one nursery.
 
 Started by lab/measuring/whole_runs: `--bytes N --workers W --ps P --lane shm|tcp --seconds S --told FILE`. Null
-workers speak to the ps as workers do (worker/client: frames, MACs, checksums, acks), async, SGD, and import no torch
-of their own. Must never leave a process behind.
+workers speak to the ps as workers do (worker/requests/client: frames, MACs, checksums, acks), async, SGD, and import no
+torch of their own. Must never leave a process behind.
 
 1. start the nursery; it forks ps and workers, which run this module with `--null FOLDER`,
 2. every worker joins, pushes for a while untimed, and waits until all have (a barrier of the cluster),
@@ -37,7 +37,7 @@ from paceline.params.placement import place
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.security import Secret
 from paceline.wire.messages import Barrier, Close, OptimizerSpec
-from paceline.worker.client import Client
+from paceline.worker.requests.client import Client
 
 MODULE = "paceline.lab.scripts.scale_script"
 NEEDS = ("paceline.launchers.task", MODULE)  # of a null worker, before the fork

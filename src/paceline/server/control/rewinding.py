@@ -1,7 +1,7 @@
 """Bringing values to a shard that lost its memory with its host: from a checkpoint, or what a worker has.
 
 ps of the same run may go back with it: in modes with rounds all of them do, because a round is the same on all shards.
-The worker (worker/rewinding has the other side) does it on a connection of its own:
+The worker (worker/checkpoints/rewinding has the other side) does it on a connection of its own:
 
 1. Rewind: this shard is its own from now on. All workers that train here are fenced: each comes back as a newer
    incarnation, and what it pushed last is void. Until 3 the shard counts as not initialised.

@@ -1,8 +1,8 @@
 """WHAT if a ps lost its memory? Its host is gone: a worker brings the newest checkpoint, or with --reseed what it has.
 
-Called by worker/joining when a ps that had values has none. A checkpoint is brought by the chief; if it does not
-come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and whoever
-is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
+Called by worker/requests/joining when a ps that had values has none. A checkpoint is brought by the chief; if it does
+not come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and
+whoever is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
 server/control/rewinding has the other side and the steps. It never ends a run that has something to go back to.
 """
 
@@ -17,10 +17,10 @@ from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.wire import messages as m
-from paceline.worker.client import Client, Identity
-from paceline.worker.link import Link
-from paceline.worker.restoring import Restored
-from paceline.worker.saver import Connection
+from paceline.worker.checkpoints.restoring import Restored
+from paceline.worker.checkpoints.saver import Connection
+from paceline.worker.requests.client import Client, Identity
+from paceline.worker.requests.link import Link
 
 TURN_S = 2.0  # who is next waits so much longer
 FRESHER_TURNS = 3  # with --reseed: for so many turns the freshest has the right of way

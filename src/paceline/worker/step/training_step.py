@@ -31,11 +31,11 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import Plan, place
 from paceline.wire.frames import Flag, Outcome
 from paceline.wire.messages import Assign, Fetch, Fetched, OptimizerSpec, Options, PushTail, encode
-from paceline.worker.client import Client
-from paceline.worker.optimizer_state import Slots, gather
-from paceline.worker.outgoing import Outgoing
+from paceline.worker.requests.client import Client
 from paceline.worker.script import check_owner, script_depth, script_line
-from paceline.worker.slowness import Slowness
+from paceline.worker.step.optimizer_state import Slots, gather
+from paceline.worker.step.outgoing import Outgoing
+from paceline.worker.step.slowness import Slowness
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession

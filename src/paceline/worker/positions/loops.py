@@ -1,7 +1,7 @@
 """Find the loop of the user's script that trains, while it runs, from the stack and the text of the script.
 
-Used by worker/position where neither ctx.epochs nor ctx.steps guides a loop. The script begins a pass over the loader,
-or pushes, in the body of that loop. `for batch in loader` is not that loop: its head begins the pass.
+Used by worker/positions/position where neither ctx.epochs nor ctx.steps guides a loop. The script begins a pass over
+the loader, or pushes, in the body of that loop. `for batch in loader` is not that loop: its head begins the pass.
 """
 
 import ast

@@ -29,11 +29,11 @@ from paceline.telemetry import losses
 from paceline.transport.base import Buffer
 from paceline.transport.channel import connect
 from paceline.wire import messages as m
-from paceline.worker.client import Identity
-from paceline.worker.deadline import SAY_EVERY_S, Deadline
-from paceline.worker.joining import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
-from paceline.worker.rpc import Once, call
-from paceline.worker.saving import Content, CopyGone, fetched
+from paceline.worker.checkpoints.saving import Content, CopyGone, fetched
+from paceline.worker.requests.client import Identity
+from paceline.worker.requests.deadline import SAY_EVERY_S, Deadline
+from paceline.worker.requests.joining import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
+from paceline.worker.requests.rpc import Once, call
 
 R = TypeVar("R")
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most

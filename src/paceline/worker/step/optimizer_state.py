@@ -11,7 +11,7 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Plan
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 
 MAX_SLOTS = 8  # state tensors a parameter, more than any torch optimizer has
 COUNTERS = ("step", "mu_product")  # optimizer state that is one number, whatever the shape of its parameter

@@ -1,6 +1,7 @@
 """Assemble a checkpoint from all ps: parameters, carried tensors, optimizer state, and where each worker was.
 
-Called by worker/saver with the connections that fetch the copies. No framework: bytes from the ps go into files.
+Called by worker/checkpoints/saver with the connections that fetch the copies. No framework: bytes from the ps go into
+files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,9 @@ from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.version import VERSION
 from paceline.wire import messages as m
-from paceline.worker.optimizer_state import assemble, limit_of
-from paceline.worker.restoring import buffer_name, worker_states
-from paceline.worker.statistics import mean, weights_of
+from paceline.worker.checkpoints.restoring import buffer_name, worker_states
+from paceline.worker.checkpoints.statistics import mean, weights_of
+from paceline.worker.step.optimizer_state import assemble, limit_of
 
 
 class Source(Protocol):

@@ -1,6 +1,6 @@
 """Say now and then for whom a task waits, and give up at its deadline.
 
-Used by worker/client, joining and kv, one a wait. Must never wait itself: the caller waits, and calls `again`.
+Used by worker/requests/client, joining and kv, one a wait. Must never wait itself: the caller waits, and calls `again`.
 """
 
 import time
@@ -10,7 +10,7 @@ from paceline.cluster.settings import PACELINE
 from paceline.errors import HostNotFound, WaitTimeout
 from paceline.telemetry.lines import waiting_line
 from paceline.wire.messages import Status
-from paceline.worker.identity import Identity
+from paceline.worker.requests.identity import Identity
 
 SAY_EVERY_S = 10.0
 

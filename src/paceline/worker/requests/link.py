@@ -1,7 +1,7 @@
 """HOW does a worker talk to one ps? The connection, its slot, and a read that is never torn.
 
-Used by worker/client, one a ps. No framework: memory is bytes here. A connection that ends, or on which bytes were
-damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `recover` makes.
+Used by worker/requests/client, one a ps. No framework: memory is bytes here. A connection that ends, or on which bytes
+were damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `recover` makes.
 """
 
 import os
@@ -32,7 +32,7 @@ from paceline.wire.frames import (
     Outcome,
 )
 from paceline.wire.messages import Carried, Close, Closed, Done, Fenced, Join, Joined, Request, encode
-from paceline.worker.rpc import Once, call
+from paceline.worker.requests.rpc import Once, call
 
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id

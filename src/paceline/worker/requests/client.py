@@ -11,9 +11,9 @@ A step in a mode with rounds and several ps (server/control/rounds has the other
 3. ps:0's answer brings the contributor set,
 4. carry it to ps:1..n; each answers with parameters of that round.
 
-A connection that ends is made again (worker/joining), and what was not answered is sent again with the same push id,
-so it counts once. A push is *void* when nobody can say any more whether it counts: the mode has changed without this
-worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goes on with the next one.
+A connection that ends is made again (worker/requests/joining), and what was not answered is sent again with the same
+push id, so it counts once. A push is *void* when nobody can say any more whether it counts: the mode has changed
+without this worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goes on with the next one.
 """
 
 import time
@@ -33,11 +33,11 @@ from paceline.transport.channel import Channel, connect
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Kind, Outcome
-from paceline.worker.deadline import SAY_EVERY_S, Deadline, awaited
-from paceline.worker.identity import Identity
-from paceline.worker.joining import PS_0, Joining, NoRecovery, Recovery, device
-from paceline.worker.link import Answered, Link
-from paceline.worker.rpc import call
+from paceline.worker.requests.deadline import SAY_EVERY_S, Deadline, awaited
+from paceline.worker.requests.identity import Identity
+from paceline.worker.requests.joining import PS_0, Joining, NoRecovery, Recovery, device
+from paceline.worker.requests.link import Answered, Link
+from paceline.worker.requests.rpc import call
 
 __all__ = ["PS_0", "Client", "Identity", "Taken"]
 

@@ -1,6 +1,6 @@
 """Average the running statistics of the workers, weighted by samples, for the model file.
 
-Used by worker/saving. Pure: values in, values out. No worker ever trains with this mean.
+Used by worker/checkpoints/saving. Pure: values in, values out. No worker ever trains with this mean.
 """
 
 from collections.abc import Mapping, Sequence

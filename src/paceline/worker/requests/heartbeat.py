@@ -1,7 +1,7 @@
 """Send heartbeats on a second connection to ps:0, and ask beside the training there.
 
-Used by worker/client. The heartbeat's thread attaches again by itself when its connection ends, so that a worker which
-computes for long stays in although ps:0 was started again meanwhile. It never joins and never decides.
+Used by worker/requests/client. The heartbeat's thread attaches again by itself when its connection ends, so that a
+worker which computes for long stays in although ps:0 was started again meanwhile. It never joins and never decides.
 """
 
 import threading
@@ -14,7 +14,7 @@ from paceline.errors import ClusterError, ConnectionLost, ProtocolError, Refused
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
 from paceline.wire.frames import Kind
-from paceline.worker.rpc import Once, call
+from paceline.worker.requests.rpc import Once, call
 
 R = TypeVar("R")
 ATTACH_S = 5.0

@@ -1,7 +1,8 @@
 """Refuse a training loop that counts from 0 again where the run goes on, or end it in time.
 
-Made by worker/session for the prepared worker, called by worker/position. After `--resume` such a loop is refused. In a
-worker that was started again in a run it goes on, and ends when the others have ended and it has done as much as they.
+Made by worker/session for the prepared worker, called by worker/positions/position. After `--resume` such a loop is
+refused. In a worker that was started again in a run it goes on, and ends when the others have ended and it has done as
+much as they.
 """
 
 import time
@@ -10,8 +11,8 @@ from typing import NoReturn
 
 from paceline.checkpoint.loop import PASS, Loop
 from paceline.errors import UsageError
-from paceline.worker.position import Progress
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.positions.position import Progress
+from paceline.worker.step.training_step import TrainingStep
 
 ASK_S = 0.5  # how often it is asked, inside a pass, whether the others have ended
 PLAIN_RANGE = "write `for epoch in ctx.epochs(n)` instead of `for epoch in range(n)`, or `for _ in ctx.steps(total)`"

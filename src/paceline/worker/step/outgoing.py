@@ -14,7 +14,7 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, wire_casts
 from paceline.transport.base import Buffer
-from paceline.worker.link import Link
+from paceline.worker.requests.link import Link
 
 Gradients = Sequence[Any]  # one a trained tensor, or None
 

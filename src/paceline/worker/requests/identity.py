@@ -1,6 +1,6 @@
 """Describe a worker and its cluster in one frozen value, which worker/session makes from flags and addresses.
 
-Read by worker/client, joining, evaluator, saver and rewinding. Printing it leaves the secret out.
+Read by worker/requests/client, joining, evaluator, saver and rewinding. Printing it leaves the secret out.
 """
 
 from collections.abc import Sequence

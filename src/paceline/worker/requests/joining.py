@@ -1,6 +1,6 @@
 """HOW does a worker get in, and in again? Connecting, joining, starting; after a lost connection all of it once more.
 
-Used by worker/client. No framework; it moves no gradients. What happens when a connection ends:
+Used by worker/requests/client. No framework; it moves no gradients. What happens when a connection ends:
 
 1. connect again, now and then, until the deadline, and join as the same incarnation: the push that was not answered
    is sent again by the client, with the same id, and counts once;
@@ -18,11 +18,11 @@ import msgspec
 from paceline.errors import AuthenticationError, ClusterError, ConnectionLost, ProtocolError, Refused, WaitTimeout
 from paceline.transport.channel import Channel
 from paceline.wire import messages as m
-from paceline.worker.deadline import Deadline
-from paceline.worker.heartbeat import Heartbeat
-from paceline.worker.identity import Identity
-from paceline.worker.link import FencedOff, Link
-from paceline.worker.rpc import Once, call
+from paceline.worker.requests.deadline import Deadline
+from paceline.worker.requests.heartbeat import Heartbeat
+from paceline.worker.requests.identity import Identity
+from paceline.worker.requests.link import FencedOff, Link
+from paceline.worker.requests.rpc import Once, call
 
 T = TypeVar("T")
 RETRY_S = 0.1
@@ -32,7 +32,7 @@ TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  #
 
 
 class Recovery(Protocol):
-    """What a worker does for a ps that came back without its memory (worker/rewinding)."""
+    """What a worker does for a ps that came back without its memory (worker/checkpoints/rewinding)."""
 
     def on_empty(self, link: Link, joined: m.Joined) -> None:
         """Bring it values if it is this worker's turn; always raise, so that the caller joins again."""

@@ -17,7 +17,7 @@ from paceline.params.arena import Arena
 from paceline.params.layout import ITEM_BYTES, Layout, TensorSpec
 from paceline.params.placement import Plan
 from paceline.wire import messages as m
-from paceline.worker.optimizer_state import COUNTERS, Asked, Slots, WholeSlot, scatter
+from paceline.worker.step.optimizer_state import COUNTERS, Asked, Slots, WholeSlot, scatter
 
 NEW = WorkerState(index=-1)
 SAVED = tuple(name for name in WorkerState.__struct_fields__ if name != "index")  # a Position has all of them

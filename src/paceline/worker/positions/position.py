@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from paceline.checkpoint.loop import EPOCHS, FIT, OWN, PASS, STEPS, UNKNOWN, Loop, loop_of
 from paceline.errors import UsageError
 from paceline.wire.messages import BATCH, EPOCH, Position
-from paceline.worker import loops
+from paceline.worker.positions import loops
 
 Rng = dict[str, bytes]
 Schedulers = list[dict[str, object] | None]

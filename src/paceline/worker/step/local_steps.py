@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.modes.spec import outer_momentum
 from paceline.wire.frames import Outcome
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker.training_step import TrainingStep
+from paceline.worker.step.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from paceline.worker.session import WorkerSession

@@ -1,9 +1,9 @@
 """Ask a ps: one request and one reply, on this connection or on the next one.
 
-Every cold request goes through `call`: those of the thread that trains (worker/link, client and joining), of the
-heartbeat's connection, the saver, readers (worker/kv) and operators (worker/control). They differ in what they do when
-a connection is lost and while a reply is held back, which is the `Peer`'s and the caller's. No request is harmed by
-being asked twice.
+Every cold request goes through `call`: those of the thread that trains (worker/requests/link, client and joining), of
+the heartbeat's connection, the saver, readers (worker/kv) and operators (worker/control). They differ in what they do
+when a connection is lost and while a reply is held back, which is the `Peer`'s and the caller's. No request is harmed
+by being asked twice.
 """
 
 import time

@@ -1,0 +1,1 @@
+"""Connect to the ps, join, and ask: one request, one reply."""

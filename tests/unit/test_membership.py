@@ -1,8 +1,16 @@
 """WHO is alive, and who takes part in rounds?"""
 
+from itertools import count
+
 import pytest
 
 from paceline.cluster.membership import Membership, Phase, first_incarnation, incarnation_by_hand, last_incarnation
+from paceline.modes import make as make_mode
+from paceline.modes.spec import ModeSpec
+from paceline.server.control.config import PsConfig
+from paceline.server.control.control import make
+
+push_ids = count(1)
 
 
 @pytest.fixture
@@ -251,6 +259,14 @@ def test_a_start_that_is_given_up_is_given_up_in_all_its_lives() -> None:
 # --- heartbeat without progress ---------------------------------------------------------------------------------------
 
 
+def push(members: Membership, worker: int, now_s: float) -> None:
+    """Push as this worker, on the connection of the same number."""
+    config = PsConfig(0, 1, len(members), "r", make_mode(ModeSpec(), len(members)), "bytes", 5.0)
+    control = make(config, 0, 0.0, members)
+    control.at = {(worker, 1): worker}
+    control.pushed(worker, (worker, 1), next(push_ids), 0, 0, now_s)
+
+
 def test_compiling_for_16_s_or_evaluating_for_a_minute_is_no_stall(members: Membership) -> None:
     for second in range(1, 61):
         members.heard(1, 1, 10.0 + second)
@@ -260,7 +276,7 @@ def test_compiling_for_16_s_or_evaluating_for_a_minute_is_no_stall(members: Memb
 
 def test_the_limit_is_300_s_or_20_of_its_own_steps(members: Membership) -> None:
     for step in range(1, 41):
-        members.stepped(0, 10.0 + 30.0 * step)  # half a minute a step
+        push(members, 0, 10.0 + 30.0 * step)  # half a minute a step
     last_s = 10.0 + 30.0 * 40
     for worker in (1, 2):
         members.progressed(worker, last_s)
@@ -272,8 +288,8 @@ def test_the_limit_is_300_s_or_20_of_its_own_steps(members: Membership) -> None:
 
 def test_one_slow_step_does_not_move_the_median(members: Membership) -> None:
     for step in range(1, 40):
-        members.stepped(0, 10.0 + step)
-    members.stepped(0, 1_000.0)  # it compiled again
+        push(members, 0, 10.0 + step)
+    push(members, 0, 1_000.0)  # it compiled again
     assert members.pulses[0].stall_limit_s(None) == 300.0
 
 
@@ -281,7 +297,7 @@ def test_a_stall_ends_with_a_push_or_a_question_and_pausing_is_none(members: Mem
     members.pause(2)
     assert members.stalled(31.0, stall_s=20.0) == [(0, 1), (1, 1)]
     assert members.still_s(0, 31.0) == 21.0
-    members.stepped(0, 31.0)
+    push(members, 0, 31.0)
     members.progressed(1, 31.0)
     assert members.stalled(40.0, stall_s=20.0) == []
     assert members.stalled(10_000.0, stall_s=0) == [], "0 means never"

@@ -176,12 +176,6 @@ class Membership:
         if self.members[worker].incarnation == incarnation:
             self.pulses[worker].heard_s = now_s
 
-    def stepped(self, worker: int, now_s: float) -> None:
-        """It has pushed; called every step."""
-        pulse = self.pulses[worker]
-        pulse.steps_s.append(now_s - pulse.progress_s)
-        pulse.progress_s = now_s
-
     def progressed(self, worker: int, now_s: float) -> None:
         """It has asked for something, or waits for somebody else: no step, but no stall either."""
         self.pulses[worker].progress_s = now_s

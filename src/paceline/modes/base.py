@@ -19,7 +19,8 @@ class Mode(Protocol):
     adds_up: bool  # one worker may put several gradients into a round
 
     def admits(self, base: int, version: int) -> bool:
-        """May a gradient that was computed from version `base` count, now that the shard is at `version`?"""
+        """Return whether a gradient that was computed from version `base` may be put into the round that is open now
+        that the shard is at `version`. Without rounds every gradient counts, and this is not asked."""
         ...
 
     def is_due(self, given: Mapping[int, int], training: Set[int]) -> bool:

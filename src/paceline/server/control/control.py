@@ -165,7 +165,9 @@ class Control:
         """A whole gradient lies in its worker's slot."""
         if self.at.get(key) != connection:
             self.check_current(key, connection)
-        self.members.stepped(key[0], now_s)
+        pulse = self.members.pulses[key[0]]
+        pulse.steps_s.append(now_s - pulse.progress_s)
+        pulse.progress_s = now_s
         budget, state = self.budget, self.state
         if budget.total is None:
             actions = state.push(key, push_id, base, not flags & Flag.NOT_FINITE, False, now_s)

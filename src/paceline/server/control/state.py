@@ -110,11 +110,9 @@ class ShardState:
         return [self._answer(key, push_id, outcome)]
 
     def _count(self, actions: list[Action], key: Key, push_id: int, base: int, is_finite: bool) -> Outcome:
-        """Where every push is an update: is this one?"""
+        """Count a gradient where every push is an update; only one that is not finite makes none."""
         if not is_finite:
             return Outcome.NOT_FINITE
-        if not self.mode.admits(base, self.version):
-            return Outcome.DISCARDED
         staleness = self.version - base
         self.staleness[key[0]][staleness] += 1
         self.version += 1

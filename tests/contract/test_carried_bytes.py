@@ -25,7 +25,7 @@ def trained(found: dict[str, Any]) -> Any:
     def work(ctx: Any) -> None:
         model = nn.Linear(64, 64, bias=False)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-        link = ctx._session.trainee.client.links[0]
+        link = ctx._session.training_step.client.links[0]
 
         def steps(count: int) -> None:
             for _ in range(count):

@@ -38,7 +38,7 @@ class Counter(nn.Module):
 
 
 def client_of(ctx: Any) -> Client:
-    client: Client = ctx._session.trainee.client
+    client: Client = ctx._session.training_step.client
     return client
 
 
@@ -104,7 +104,7 @@ def test_a_gradient_that_was_sent_from_where_it_lay_is_sent_again_bit_for_bit(se
     def script(ctx: Any) -> None:
         model = Counter(LARGE)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        assert ctx._session.trainee._outgoing.direct
+        assert ctx._session.training_step._outgoing.direct
         for step in range(1, STEPS + 1):
             model().backward()
             if step % 3 == 0:
@@ -153,7 +153,7 @@ def test_buckets_are_sent_again_as_a_whole(where: str) -> None:
     def script(ctx: Any) -> None:
         model = Counter(LARGE)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        assert ctx._session.trainee._overlap.shards
+        assert ctx._session.training_step._overlap.shards
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()
             if step % 3 == 0 and where == "before":
@@ -203,8 +203,8 @@ def test_whatever_is_asked_is_asked_again(lane: str) -> None:
             optimizer.zero_grad()
             model().backward()
             optimizer.step()
-            ctx._session.trainee.settle()
-            ctx._session.trainee.has_ticket = False  # so that it asks
+            ctx._session.training_step.settle()
+            ctx._session.training_step.has_ticket = False  # so that it asks
             cut(client, 0)
         cut(client, 0)
         ctx.barrier()

@@ -76,12 +76,12 @@ def traced() -> tuple[list[Call], list[Call]]:
         model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ctx.prepare(model, optimizer)
-        link = ctx._session.trainee.client.links[0]
+        link = ctx._session.training_step.client.links[0]
         for _ in range(STEPS):
             optimizer.zero_grad()
             model(torch.randn(2, 5)).square().mean().backward()
             time.sleep(SETTLE_S)
-            push_id = ctx._session.trainee.client.push_id + 1
+            push_id = ctx._session.training_step.client.push_id + 1
             recorder.begin(lambda push_id=push_id: link._bell[ANSWERED] == push_id)
             optimizer.step()
             found.append(recorder.end())

@@ -226,7 +226,7 @@ def test_without_known_samples_steps_count_and_who_closed_first_is_in_it(tmp_pat
             train(job, model, optimizer, 2)
         else:
             deadline = time.monotonic() + 60
-            while job.ctx._session.trainee.client.status().live != [0]:
+            while job.ctx._session.training_step.client.status().live != [0]:
                 assert time.monotonic() < deadline
             train(job, model, optimizer, 6)
         return {"end": weights(model)}
@@ -270,7 +270,7 @@ def test_a_chief_that_is_lost_is_left_out(tmp_path: Path) -> None:
             train(job, model, optimizer, 3)
             raise ValueError("it ends here")
         deadline = time.monotonic() + 60
-        while job.ctx._session.trainee.client.status().live != [1]:
+        while job.ctx._session.training_step.client.status().live != [1]:
             assert time.monotonic() < deadline
         train(job, model, optimizer, 2)
         seen.update(weights(model))

@@ -460,7 +460,7 @@ def test_a_copy_of_model_and_optimizer_trains_on_its_own() -> None:
         for number in range(3):
             apart.step(0, number)
         assert job.ctx.global_step == 0
-        assert job.ctx._session.trainee.steps == 1
+        assert job.ctx._session.training_step.steps == 1
         assert_same(before, weights(training.model), "the model that was copied")
         assert not torch.equal(before["0.weight"], weights(apart.model)["0.weight"])
         return {}
@@ -631,8 +631,8 @@ def test_the_outer_momentum_follows_the_outer_mode() -> None:
             if number == 2:
                 job.ctx.switch_mode("local", outer="async", local_steps=1)
             training.step(job.index, number)
-            group = job.ctx._session.trainee.spec.groups[0]
-            told.setdefault(job.ctx._session.trainee.client.dial.spec.outer, []).append(
+            group = job.ctx._session.training_step.spec.groups[0]
+            told.setdefault(job.ctx._session.training_step.client.dial.spec.outer, []).append(
                 (group["momentum"], group["nesterov"])
             )
         return {}

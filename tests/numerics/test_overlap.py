@@ -143,7 +143,7 @@ def test_an_error_of_the_sending_thread_reaches_step() -> None:
     def work(ctx: paceline.Context) -> None:
         model = nn.Linear(600, 700)
         model, optimizer = ctx.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
-        ctx._session.trainee._overlap._outgoing.as_laid_out = None  # what is called next is no function
+        ctx._session.training_step._overlap._outgoing.as_laid_out = None  # what is called next is no function
         model(torch.ones(1, 600)).mean().backward()
         optimizer.step()
 

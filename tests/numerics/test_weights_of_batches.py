@@ -583,7 +583,7 @@ def test_one_worker_counts_nothing(mode: str) -> None:
         loader = loader_of(SIZES)
         prepared = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), loader)
         Loop(job, *prepared).plain()
-        return {"samples": job.ctx._session.trainee.samples, "indices": "_index_sampler" in vars(type(loader))}
+        return {"samples": job.ctx._session.training_step.samples, "indices": "_index_sampler" in vars(type(loader))}
 
     got, _ = run_cluster(recipe, 1, mode=mode, save_every="none")
     assert got == [{"samples": None, "indices": False}]

@@ -228,11 +228,11 @@ def test_an_overflow_is_discarded_everywhere_and_named(mode: str, lane: str) -> 
         model[2].bias.grad[-1] = 1e5  # finite, but not in float16
         optimizer.step()
         assert_same(before, weights(model), "after the overflow")
-        versions.append([link.version for link in job.ctx._session.trainee.client.links])
+        versions.append([link.version for link in job.ctx._session.training_step.client.links])
         gradients(model, batch(0, 0))
         optimizer.step()
         assert not torch.equal(before["0.weight"], weights(model)["0.weight"])
-        versions.append([link.version for link in job.ctx._session.trainee.client.links])
+        versions.append([link.version for link in job.ctx._session.training_step.client.links])
         return {}
 
     with pytest.warns(

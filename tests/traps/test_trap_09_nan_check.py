@@ -46,10 +46,10 @@ def test_one_bad_number_discards_the_whole_push_everywhere(value: float, mode: s
         optimizer.step()
         after = model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
-        versions.append([link.version for link in ctx._session.trainee.client.links])
+        versions.append([link.version for link in ctx._session.training_step.client.links])
         model.bias.grad[-1] = 1.0
         optimizer.step()
-        versions.append([link.version for link in ctx._session.trainee.client.links])
+        versions.append([link.version for link in ctx._session.training_step.client.links])
         assert not torch.equal(before["weight"], model.state_dict()["weight"])
 
     with pytest.warns(UserWarning, match=r"step 1 discarded, gradient not finite in bias$"):

@@ -64,12 +64,12 @@ def test_a_usual_step_encodes_and_decodes_no_message(
 
         for _ in range(5):
             step()
-        ctx._session.trainee.settle()
+        ctx._session.training_step.settle()
         gate.wait()
         before = len(counted)
         for _ in range(20):
             step()
-        ctx._session.trainee.settle()
+        ctx._session.training_step.settle()
         gate.wait()
         seen[ctx.worker_index] = len(counted) - before
         gate.wait()

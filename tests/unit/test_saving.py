@@ -344,7 +344,7 @@ class Fails:
 def test_what_cannot_be_saved_is_told_and_training_goes_on(error: Exception) -> None:
     said: list[str] = []
     session = WorkerSession(None, said.append)
-    session.trainee = type("TrainingStep", (), {"client": type("Client", (), {"incarnation": 1})})()  # type: ignore[assignment]
+    session.training_step = type("TrainingStep", (), {"client": type("Client", (), {"incarnation": 1})})()  # type: ignore[assignment]
     session.saver = Fails(error)  # type: ignore[assignment]
     try:
         assert session.save(WHERE) is None

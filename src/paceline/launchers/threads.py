@@ -105,7 +105,7 @@ class _Cluster:
             if not owner.is_here:
                 _end_child(error)
             self._errors[assignment.task] = error
-            has_joined = any(each.trainee is not None for each in sessions)
+            has_joined = any(each.training_step is not None for each in sessions)
             for each in sessions:
                 each.close(is_ok=False)
             try_s = 0.0 if has_joined else TRY_S  # a ps that it has joined, and that is not there, has ended

@@ -55,11 +55,11 @@ class Stopwatch:
         self._mark = mark
 
     @contextlib.contextmanager
-    def pushing(self, trainee: TrainingStep) -> Iterator[None]:
+    def pushing(self, training_step: TrainingStep) -> Iterator[None]:
         self.mark("compute")
         yield
         self.mark("push")
-        self._step_ended(trainee)
+        self._step_ended(training_step)
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
@@ -67,7 +67,7 @@ class Stopwatch:
         yield
         self.mark("settle")
 
-    def _step_ended(self, trainee: TrainingStep) -> None:
+    def _step_ended(self, training_step: TrainingStep) -> None:
         now_s = self._mark[0]
         if self.from_s is not None:
             self.steps, self.until_s = self.steps + 1, now_s
@@ -78,12 +78,15 @@ class Stopwatch:
         if self._began_s is None:
             self._began_s = now_s
         if self.from_s is None and now_s - self._began_s >= self._warmup_s and self._pushes > 3:
-            self._begin(trainee, now_s)
+            self._begin(training_step, now_s)
         elif self.from_s is not None and now_s - self.from_s >= self._seconds and self.steps >= LEAST_STEPS:
             raise SystemExit(0)
 
-    def _begin(self, trainee: TrainingStep, now_s: float) -> None:
-        self.batch, self.size_bytes = trainee.weight or float(trainee.clock.batch_size), trainee.plan.total_bytes
+    def _begin(self, training_step: TrainingStep, now_s: float) -> None:
+        self.batch, self.size_bytes = (
+            training_step.weight or float(training_step.clock.batch_size),
+            training_step.plan.total_bytes,
+        )
         self.ps_cpu_s = -cpu_of(self.ps) if self.ps else None
         self._mark = now()
         self.from_s = self._mark[0]

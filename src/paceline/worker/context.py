@@ -60,10 +60,10 @@ class Context:
     def mode(self) -> str:
         """The mode that holds now, by name; "single" without a cluster."""
         session = self._session
-        if session.trainee is None:
+        if session.training_step is None:
             return session.assignment.settings.mode if session.assignment else "single"
         session.settle()
-        return session.trainee.client.dial.spec.name
+        return session.training_step.client.dial.spec.name
 
     @property
     def device(self) -> Any:
@@ -74,12 +74,14 @@ class Context:
     @property
     def global_step(self) -> int:
         """Updates applied by the cluster, as far as this worker has seen."""
-        session, trainee = self._session, self._session.trainee
-        if trainee is None:
+        session, training_step = self._session, self._session.training_step
+        if session.evaluator is not None:
+            return session.evaluator.step
+        if training_step is None:
             return session.steps_alone()
-        session.progress.asks_step = session.progress.asks_step or not trainee.pushes
+        session.progress.asks_step = session.progress.asks_step or not training_step.pushes
         session.settle()
-        return trainee.client.links[0].version
+        return training_step.client.links[0].version
 
     @property
     def run_dir(self) -> Path | None:
@@ -119,8 +121,8 @@ class Context:
         session.check_owner("ctx.epochs()")
         if session.job == "evaluator":
             return
-        if session.trainee is not None:
-            session.trainee.begin_loop()
+        if session.training_step is not None:
+            session.training_step.begin_loop()
         for epoch in session.progress.epochs(number):
             session.clock.epoch()
             yield epoch
@@ -130,42 +132,42 @@ class Context:
         session = self._session
         total = whole("steps", total)
         session.check_owner("ctx.steps()")
-        trainee = session.trainee
-        if trainee is None:
+        training_step = session.training_step
+        if training_step is None:
             yield from range(total)
             return
-        number = trainee.steps
-        trainee.begin_loop()
-        trainee.wants_ticket = trainee.is_budgeted = session.progress.is_guided = True
+        number = training_step.steps
+        training_step.begin_loop()
+        training_step.wants_ticket = training_step.is_budgeted = session.progress.is_guided = True
         try:
-            while self._has_ticket(trainee, total):
+            while self._has_ticket(training_step, total):
                 session.progress.boundary(m.STEP)
                 yield number
                 number += 1
-                trainee.settle()
+                training_step.settle()
             session.progress.boundary(m.STEP, is_last=True)
             session.reporter.last_step()
         finally:
-            trainee.wants_ticket = False
+            training_step.wants_ticket = False
 
-    def _has_ticket(self, trainee: TrainingStep, total: int) -> bool:
-        if trainee.has_ticket or not total:
+    def _has_ticket(self, training_step: TrainingStep, total: int) -> bool:
+        if training_step.has_ticket or not total:
             return bool(total)  # none at all needs nobody's leave, and binds nobody
-        turn = trainee.client.dial.turn
+        turn = training_step.client.dial.turn
         ticket = self._session.ask(m.Steps(total))
-        if trainee.client.dial.turn != turn:
-            trainee.refresh()
-        trainee.has_ticket = isinstance(ticket, m.Ticket) and ticket.is_granted
-        return trainee.has_ticket
+        if training_step.client.dial.turn != turn:
+            training_step.refresh()
+        training_step.has_ticket = isinstance(ticket, m.Ticket) and ticket.is_granted
+        return training_step.has_ticket
 
     def pull(self) -> None:
         """Take the newest parameters now (in mode local: unless this worker is between two exchanges)."""
         session = self._session
         session.check_owner("ctx.pull()")
         if session.evaluator is not None:
-            session.alone_step = session.evaluator.pull()
-        elif session.trainee is not None:
-            session.trainee.refresh()
+            session.evaluator.pull()
+        elif session.training_step is not None:
+            session.training_step.refresh()
 
     def weight(self, samples: float) -> None:
         """Say how many samples each of this worker's pushes holds from now on; without it, the samples of the batches
@@ -173,8 +175,8 @@ class Context:
         if not (math.isfinite(samples) and samples > 0):
             raise UsageError(f"weight({samples}): a push holds a number of samples above 0")
         self._session.own_weight = float(samples)
-        if self._session.trainee is not None:
-            self._session.trainee.own_weight = float(samples)
+        if self._session.training_step is not None:
+            self._session.training_step.own_weight = float(samples)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Remember the newest values; the chief also writes TensorBoard summaries, at the global step."""
@@ -191,7 +193,7 @@ class Context:
     def barrier(self) -> None:
         """Wait until every live worker is here; rounds go on without those who wait."""
         self._session.check_owner("ctx.barrier()")
-        if self._session.trainee is not None:
+        if self._session.training_step is not None:
             self._session.ask(m.Barrier())
             self._session.refresh()
 
@@ -199,7 +201,7 @@ class Context:
     def pause(self) -> Iterator[None]:
         """Step out of the rounds, to evaluate, say: inside, the other workers do not wait for this one."""
         self._session.check_owner("ctx.pause()")
-        if self._session.trainee is None:
+        if self._session.training_step is None:
             yield
             return
         self._session.ask(m.Pause())
@@ -213,7 +215,7 @@ class Context:
     def ema(self) -> Iterator[None]:
         """Inside, the model holds the averages that the ps keep with --ema; outside, its own parameters again."""
         self._session.check_owner("ctx.ema()")
-        holder = self._session.trainee or self._session.evaluator
+        holder = self._session.training_step or self._session.evaluator
         if holder is not None:
             with holder.averages():
                 yield
@@ -226,9 +228,9 @@ class Context:
     @contextmanager
     def assign(self) -> Iterator[None]:
         """Inside, load_state_dict of model and optimizer is for the whole cluster; the chief's values are taken."""
-        session, trainee = self._session, self._session.trainee
+        session, training_step = self._session, self._session.training_step
         session.check_owner("ctx.assign()")
-        if trainee is None:
+        if training_step is None:
             yield
             return
         self.barrier()
@@ -236,14 +238,14 @@ class Context:
         try:
             yield
             session.ask(m.Barrier())  # others may still read what the chief is about to replace
-            trainee.carried_at_start = b""
-            trainee.assigned(session.is_chief)
+            training_step.carried_at_start = b""
+            training_step.assigned(session.is_chief)
             if session.is_chief:
-                trainee.assign_parameters()
+                training_step.assign_parameters()
             else:
-                trainee.lay_back()
-                trainee.forget_steps()
-                trainee.remember()  # the barrier brings the chief's
+                training_step.lay_back()
+                training_step.forget_steps()
+                training_step.remember()  # the barrier brings the chief's
         finally:
             session.is_assigning = False
         self.barrier()
@@ -253,26 +255,26 @@ class Context:
         Python names: replicas_to_aggregate, extra_tokens, grace_ms, staleness, local_steps, outer. Alone: nothing."""
         spec = spec_of(name, **numbers)
         self._session.check_owner("ctx.switch_mode()")
-        if self._session.trainee is not None:
+        if self._session.training_step is not None:
             check_mode(spec, self._session.num_workers)
-            self._session.trainee.client.switch_mode(spec)
+            self._session.training_step.client.switch_mode(spec)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     def save(self) -> Path | None:
         """Write a checkpoint now, in the run folder. The chief does; where the others call it too, at the same step,
         they say where they are, so that a resumed run goes on at the same bit."""
-        session, trainee = self._session, self._session.trainee
+        session, training_step = self._session, self._session.training_step
         session.check_owner("ctx.save()")
-        if trainee is None or session.paths is None:
+        if training_step is None or session.paths is None:
             return None
-        trainee.settle()
-        trainee.keep_writes()
+        training_step.settle()
+        training_step.keep_writes()
         position = session.here()
         if not session.is_chief:
             session.send_position(position)
             return None
-        trainee.send_carried()
+        training_step.send_carried()
         return session.save(position, waits_for_others=session.num_workers > 1)
 
     def close(self, is_ok: bool = True, is_interrupted: bool = False) -> None:

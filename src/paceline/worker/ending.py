@@ -25,37 +25,39 @@ JUST_S = 5.0  # and how old one may be that needs no other
 
 def end(session: "WorkerSession", is_ok: bool, is_interrupted: bool) -> None:
     """End what a worker that has joined has begun; after an error, say where it was, and let the ps see a death."""
-    trainee = session.trainee
-    if trainee is None:
+    training_step = session.training_step
+    if training_step is None:
         return
     if is_ok:
-        leave(session, trainee)
+        leave(session, training_step)
     elif is_interrupted and session.is_chief and _saves(session):
-        _save_in_time(session, trainee)
+        _save_in_time(session, training_step)
     elif not is_interrupted:
-        session.say(failed_line(_failed_at(session, trainee)))
+        session.say(failed_line(_failed_at(session, training_step)))
 
 
-def leave(session: "WorkerSession", trainee: "TrainingStep") -> None:
+def leave(session: "WorkerSession", training_step: "TrainingStep") -> None:
     """Send what is left and close; save the final model if all others have closed."""
-    refused = trainee.finish()
-    links = trainee.client.links
+    refused = training_step.finish()
+    links = training_step.client.links
     counts = [(link.channel.lane, link.counts()) for link in links]
-    report = session.reporter.end(trainee, trainee.discarded, counts)
+    report = session.reporter.end(training_step, training_step.discarded, counts)
     if session.is_chief:
-        trainee.send_carried()
-    trainee.refresh()  # whoever ends carries ps:0's open decisions to all shards first
+        training_step.send_carried()
+    training_step.refresh()  # whoever ends carries ps:0's open decisions to all shards first
     saves = _saves(session)
     session.send_position(session.here())
     saved_at = -1
     if session.is_chief and saves:  # the last worker saves at the end, but it may never get there
-        is_last = trainee.client.status().live == [session.worker_index]  # the others have said what they end with
+        is_last = training_step.client.status().live == [
+            session.worker_index
+        ]  # the others have said what they end with
         if session.save(session.here()) is not None and is_last:
             saved_at = links[0].version
     told = [link.close_run(m.Close()).report for link in links[1:]]
     closed = links[0].close_run(m.Close(msgspec.json.encode(report), told))
     if closed.is_last and saves:
-        trainee.client.pull()  # our end may have closed a round with the gradient of one that died
+        training_step.client.pull()  # our end may have closed a round with the gradient of one that died
         if links[0].version != saved_at and session.save(session.here(), is_final=True) is None:
             version = links[0].version
             raise NotSaved(f"the final model, of global step {version}, could not be saved: {session.not_saved}")
@@ -63,16 +65,16 @@ def leave(session: "WorkerSession", trainee: "TrainingStep") -> None:
         raise refused
 
 
-def end_for_good(session: "WorkerSession", trainee: "TrainingStep", closed: ClosedAlready) -> NoReturn:
+def end_for_good(session: "WorkerSession", training_step: "TrainingStep", closed: ClosedAlready) -> NoReturn:
     """End a worker whose earlier start has closed, but was killed before it had ended: the last to close may still
     have had to save. By hand, somebody has started a worker that is done."""
     if session.require_cluster().source != "launcher":
         raise closed
     session.say(f"paceline: {closed}")
-    session.trainee = trainee
+    session.training_step = training_step
     if closed.reply.is_last and _saves(session) and session.save(None, is_final=True) is None:
         raise NotSaved(f"the final model could not be saved: {session.not_saved}")
-    session.trainee = None  # it has no connection to close
+    session.training_step = None  # it has no connection to close
     session.reporter.sink.event("done")
     raise SystemExit(0)
 
@@ -81,13 +83,13 @@ def _saves(session: "WorkerSession") -> bool:
     return session.require_cluster().settings.save_every != "none" and session.paths is not None
 
 
-def _failed_at(session: "WorkerSession", trainee: "TrainingStep") -> FailedAt:
-    progress, steps = session.progress, int(trainee.steps)
+def _failed_at(session: "WorkerSession", training_step: "TrainingStep") -> FailedAt:
+    progress, steps = session.progress, int(training_step.steps)
     batch = (progress.epoch, progress.passes, progress.batch) if progress.is_in_pass else None
     return FailedAt(step=steps, step_of_start=steps - session.clock.earlier, batch=batch)
 
 
-def _save_in_time(session: "WorkerSession", trainee: "TrainingStep") -> None:
+def _save_in_time(session: "WorkerSession", training_step: "TrainingStep") -> None:
     """Save what the ps have after Ctrl+C, if it takes no longer than somebody waits: all leave, and the ps soon after.
     The training's connections stopped in the middle of anything; the saver has its own. A checkpoint that the launcher
     has just had saved is better: in it everybody's place is known."""
@@ -98,7 +100,7 @@ def _save_in_time(session: "WorkerSession", trainee: "TrainingStep") -> None:
     position, saver = session.here(), session.make_saver()
     assert saver is not None
     try:
-        saver.carried = trainee.carried_block()
+        saver.carried = training_step.carried_block()
     except UsageError as refused:
         session.say(f"paceline: buffers are saved as ps:0 has them: {refused}")
     writing = threading.Thread(target=_try_save, args=(session, position), name="last save", daemon=True)

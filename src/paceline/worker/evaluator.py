@@ -22,22 +22,24 @@ class Evaluator:
 
     def __init__(self, takers: Mapping[str, Callable[[Any], None]], me: Identity, say: Callable[[str], None]) -> None:
         self._takers = takers
+        self.step = 0  # the global step of the values that were pulled last
         self._kv = _wait_for_values(me, say)
         lacking = [
             t.name for t in self._kv.layout.tensors if t.name not in takers and not t.name.startswith("optimizer.")
         ]
         if lacking:
+            self._kv.close()
             raise UsageError(f"this evaluator's model lacks {', '.join(lacking)}, which the cluster trains")
 
-    def pull(self, is_averaged: bool = False) -> int:
-        """Write the newest values, or their averages, into the model; return the global step they are of."""
+    def pull(self, is_averaged: bool = False) -> None:
+        """Write the newest values, or their averages, into the model."""
         step = 0
         for name in self._kv:
             if name in self._takers:
                 entry, values = self._kv.get(name, is_averaged)
                 self._takers[name](values)
                 step = max(step, entry.version)
-        return step
+        self.step = step
 
     @contextmanager
     def averages(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ class Binding(Protocol):
     """One model and its optimizer, as a framework binds them; join calls these methods in the order below."""
 
     @property
-    def trainee(self) -> TrainingStep: ...
+    def training_step(self) -> TrainingStep: ...
 
     @property
     def own(self) -> Own: ...
@@ -63,15 +63,15 @@ class Binding(Protocol):
 
 def evaluate(session: "WorkerSession", takers: Mapping[str, Callable[[Any], None]]) -> Evaluator:
     """Have an evaluator's model follow the ps; `takers` take a tensor's values by its name."""
-    evaluator = Evaluator(takers, session.identity(), session.say)
-    session.follow(evaluator)
+    session.evaluator = evaluator = Evaluator(takers, session.identity(), session.say)
+    evaluator.pull()
     return evaluator
 
 
 def check_pair(session: "WorkerSession", has_model: bool, has_optimizer: bool) -> None:
     """Refuse a model without its optimizer, an optimizer without its model, and a second pair in a run."""
     if has_model:
-        if session.trainee is not None:
+        if session.training_step is not None:
             raise UsageError("this run has its model and optimizer already: prepare() takes one pair a run")
         if not has_optimizer:
             raise UsageError("prepare(model) needs the optimizer in the same call: prepare(model, optimizer, loader)")
@@ -83,40 +83,40 @@ def join(session: "WorkerSession", binding: Binding, batch_size: int) -> int:
     """Join the cluster with a model that is bound to the arena (1); return the seed of the data's order. 2. Join and
     wait for the others; 3. take the chief's values; 4. convert the optimizer; 5. go on where this worker, or an earlier
     start of it, was."""
-    trainee = binding.trainee
-    client = trainee.client
+    training_step = binding.training_step
+    client = training_step.client
     session.reporter.stand_by()
     first = FirstValues(session, binding)
     try:
-        started = client.join(trainee.spec, trainee.carried_block, first.send_rest, first.init)  # 2
+        started = client.join(training_step.spec, training_step.carried_block, first.send_rest, first.init)  # 2
     except ClosedAlready as closed:
         client.close()
-        end_for_good(session, trainee, closed)
+        end_for_good(session, training_step, closed)
     except BaseException:
         client.close()  # the session does so only for a worker that has joined
         raise
-    if trainee.layout.carried_bytes and not first.has_sent_carried:  # 3
-        _, block = client.links[0].ask_bulk(m.Fetch("carried"), m.Fetched, trainee.layout.carried_bytes)
-        trainee.take_carried(block)
+    if training_step.layout.carried_bytes and not first.has_sent_carried:  # 3
+        _, block = client.links[0].ask_bulk(m.Fetch("carried"), m.Fetched, training_step.layout.carried_bytes)
+        training_step.take_carried(block)
     if not first.has_sent_carried:
         _, block = client.links[0].ask_bulk(m.Fetch("unsaved"), m.Fetched, m.MAX_UNSAVED_BLOCK)
         if block:
-            trainee.take_unsaved(block)
-    trainee.is_alone = session.num_workers == 1 and not session.is_elastic
-    trainee.goes_on = started.global_step > 0
-    trainee.joined(lambda: _loaded(session, trainee))
-    trainee.carried_at_start = trainee.carried_block() if trainee.goes_on else b""
+            training_step.take_unsaved(block)
+    training_step.is_alone = session.num_workers == 1 and not session.is_elastic
+    training_step.goes_on = started.global_step > 0
+    training_step.joined(lambda: _loaded(session, training_step))
+    training_step.carried_at_start = training_step.carried_block() if training_step.goes_on else b""
     binding.convert()  # 4
     session.seed, session.started_at = started.seed, started.global_step
     session.say(_start_line(session, client, batch_size))
-    if session.is_chief and not trainee.is_alone and (line := _statistics_line(session, trainee)):
+    if session.is_chief and not training_step.is_alone and (line := _statistics_line(session, training_step)):
         session.say(line)
     if started.position is not None:  # 5
         binding.own.load(started.position)
-        trainee.steps, trainee.samples_pushed = started.position.steps, started.position.samples
+        training_step.steps, training_step.samples_pushed = started.position.steps, started.position.samples
         session.progress.resume(started.position)
     session.is_again = started.is_again or is_started_again(session)
-    session.begin(trainee, batch_size)
+    session.begin(training_step, batch_size)
     if started.saves_next:
         session.announced(started.global_step + 1, writes=session.is_chief)
     return started.seed
@@ -134,7 +134,7 @@ class FirstValues:
     def __init__(self, session: "WorkerSession", binding: Binding) -> None:
         self._session = session
         self._binding = binding
-        self._trainee = binding.trainee
+        self._training_step = binding.training_step
         self._restored: Restored | None = None
         self._has_looked = False
         self.has_sent_carried = False  # else ps:0 has those of an earlier start of the chief
@@ -153,15 +153,17 @@ class FirstValues:
 
     def _look(self) -> None:
         """Lay the checkpoint that the run goes on from into the model, if there is one."""
-        session, trainee = self._session, self._trainee
+        session, training_step = self._session, self._training_step
         assert session.assignment is not None
         settings = session.assignment.settings
         loaded = self._loaded()
         if loaded is None:
             return
-        self._restored = restored = Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, trainee.is_local)
-        restored.lay_out(trainee.arena.memory)
-        trainee.take_carried(bytearray(restored.carried_block()))
+        self._restored = restored = Restored(
+            loaded, training_step.layout, training_step.plan, training_step.spec.name, training_step.is_local
+        )
+        restored.lay_out(training_step.arena.memory)
+        training_step.take_carried(bytearray(restored.carried_block()))
         session.resumed_from = loaded.path
         state = loaded.state
         session.say(f"Resuming from {loaded.path}: global step {state.global_step}, written in mode {state.mode}")
@@ -188,12 +190,12 @@ class FirstValues:
 
     def send_rest(self) -> None:
         """Send what follows the parameters: optimizer state, averages, and buffers that no checkpoint holds."""
-        if block := self._trainee.unsaved_block():
-            self._trainee.client.links[0].ask(m.Assign("unsaved"), bulk=[block])
+        if block := self._training_step.unsaved_block():
+            self._training_step.client.links[0].ask(m.Assign("unsaved"), bulk=[block])
         if self._restored is None:
             self._binding.send_memory()
         else:
-            links = self._trainee.client.links
+            links = self._training_step.client.links
             self._restored.send_rest(links)
             self._restored.send_buffers(links[0], self._session.num_workers)
 
@@ -206,8 +208,8 @@ def _start_line(session: "WorkerSession", client: Client, batch_size: int) -> st
     return f"Worker {session.worker_index} of {session.num_workers}: mode {client.dial.spec}, lane {lanes}, {batch}"
 
 
-def _statistics_line(session: "WorkerSession", trainee: TrainingStep) -> str:
-    names = [spec.name for spec in trainee.layout.own if spec.buffer == "statistic"]
+def _statistics_line(session: "WorkerSession", training_step: TrainingStep) -> str:
+    names = [spec.name for spec in training_step.layout.own if spec.buffer == "statistic"]
     if not names:
         return ""
     assert session.assignment is not None
@@ -219,15 +221,15 @@ def _statistics_line(session: "WorkerSession", trainee: TrainingStep) -> str:
     )
 
 
-def _loaded(session: "WorkerSession", trainee: TrainingStep) -> None:
+def _loaded(session: "WorkerSession", training_step: TrainingStep) -> None:
     """Send the values that the script has loaded into the model to the ps, if they are the cluster's. A forked child
     loads into its own copy."""
-    if not trainee.owner.is_here:
+    if not training_step.owner.is_here:
         return
-    if session.takes(trainee.loading):
-        trainee.assign_parameters()
+    if session.takes(training_step.loading):
+        training_step.assign_parameters()
     elif session.started_at and not session.is_assigning:
-        trainee.take_newest()
+        training_step.take_newest()
     else:
-        trainee.forget_steps()
-        trainee.remember()  # the chief loads, too, and sends
+        training_step.forget_steps()
+        training_step.remember()  # the chief loads, too, and sends

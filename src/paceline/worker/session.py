@@ -1,7 +1,8 @@
 """Hold one task's part in its run: what prepare, the training step, the data and the end of a worker share.
 
 Made by launchers/task, one a task. The script sees worker/context, which stands in front of it; frameworks, launchers
-and the other modules of worker/ talk to the session. Without a cluster it has no assignment and never a trainee.
+and the other modules of worker/ talk to the session. Without a cluster it has neither an assignment nor a training
+step.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class WorkerSession:
         self.is_chief = self.worker_index == 0 and self.job != "evaluator"
         self.num_workers = len(assignment.cluster.workers) if assignment else 1
         self.is_elastic = assignment is not None and assignment.settings.started_workers is not None  # some may join
-        self.trainee: TrainingStep | None = None  # once prepare has joined
+        self.training_step: TrainingStep | None = None  # once prepare has joined
         self.evaluator: Evaluator | None = None
         self.progress = Progress(self.worker_index, self)
         self.reporter = Reporter(assignment, say, self.is_chief, self.worker_index)
@@ -63,7 +64,7 @@ class WorkerSession:
         self.is_again = False  # an earlier start of this worker has trained in this run
         self.resumed_from: Path | None = None
         self.not_saved = ""  # why the last checkpoint was not
-        self.alone_step = 0  # without a cluster: steps done; as an evaluator: the step last pulled
+        self.alone_step = 0  # steps done without a cluster, where the optimizer does not count them itself
         self._count_alone: Callable[[], int] | None = None
         self._pin: Any = None
         self._rewinder: Rewinder | None = None
@@ -128,7 +129,7 @@ class WorkerSession:
             return self.worker_index, self.num_workers
         if not self.owner.is_here:
             return self._place
-        live = self.trainee.client.status().live if self.trainee is not None else []
+        live = self.training_step.client.status().live if self.training_step is not None else []
         if self.worker_index in live:  # else: ps:0 did not answer in time
             self._place = live.index(self.worker_index), len(live)
         return self._place
@@ -140,29 +141,19 @@ class WorkerSession:
 
     # --- preparing --------------------------------------------------------------------------------------------
 
-    def follow(self, evaluator: Evaluator) -> None:
-        """Pull into an evaluator's model now, and whenever the script asks."""
-        self.evaluator = evaluator
-        self.check_owner("ctx.pull()")
-        self.alone_step = evaluator.pull()
-
     def count_alone(self, steps: Callable[[], int]) -> None:
         """Without a cluster, take the number of steps from the optimizer, which counts them itself."""
         self._count_alone = steps
 
-    def count_solo_step(self) -> None:
-        """Count a step without a cluster."""
-        self.alone_step += 1
-
     def steps_alone(self) -> int:
-        """Return the steps done without a cluster, or the global step that an evaluator has pulled."""
+        """Return the steps done without a cluster."""
         return self.alone_step if self._count_alone is None else self._count_alone()
 
-    def recovery(self, trainee: TrainingStep) -> Rewinder:
+    def recovery(self, training_step: TrainingStep) -> Rewinder:
         """Make what helps a ps that has lost its memory."""
         find, event = self._newest_checkpoint, self.reporter.sink.event
         is_reseeding = self.require_cluster().settings.reseed
-        self._rewinder = Rewinder(self.identity(), trainee, find, is_reseeding, self.say, event)
+        self._rewinder = Rewinder(self.identity(), training_step, find, is_reseeding, self.say, event)
         return self._rewinder
 
     def _newest_checkpoint(self) -> Loaded | None:
@@ -173,32 +164,32 @@ class WorkerSession:
             return requested(resume, None, self.say)
         return newest
 
-    def begin(self, trainee: TrainingStep, batch_size: int) -> None:
+    def begin(self, training_step: TrainingStep, batch_size: int) -> None:
         """Begin to train: the cluster has started."""
-        self.trainee = trainee
+        self.training_step = training_step
         self.clock.batch_size = batch_size
         assignment = self.require_cluster()
         if assignment.settings.log_device_placement:
-            for line in self._placement(trainee):
+            for line in self._placement(training_step):
                 self.say(line)
         if self.is_chief and assignment.settings.run_dir is None:
             self.say("Nothing will be saved: start the chief with --run-dir to keep the model")
-        trainee.slowness = slowness.of(assignment.settings.slow, assignment.task)
-        if trainee.slowness is not None:
-            self.say(f"Worker {self.worker_index} is {slowness.mark(trainee.slowness.factor)}")
-        self._repeated = RepeatedLoop(self.worker_index, trainee, self.progress, self.is_again, self._warn)
-        self._sent_carried = hash(trainee.carried_block()) if self.is_chief else 0
+        training_step.slowness = slowness.of(assignment.settings.slow, assignment.task)
+        if training_step.slowness is not None:
+            self.say(f"Worker {self.worker_index} is {slowness.mark(training_step.slowness.factor)}")
+        self._repeated = RepeatedLoop(self.worker_index, training_step, self.progress, self.is_again, self._warn)
+        self._sent_carried = hash(training_step.carried_block()) if self.is_chief else 0
         if self._rewinder is not None:
             self._rewinder.has_trained = True
-        self.reporter.begin(trainee, trainee.client.waited_s, trainee.device_name(self.pin))
+        self.reporter.begin(training_step, training_step.client.waited_s, training_step.device_name(self.pin))
 
-    def _placement(self, trainee: TrainingStep) -> list[str]:
+    def _placement(self, training_step: TrainingStep) -> list[str]:
         """Return the lines of --log-device-placement: this task's devices, and of the chief where every variable is."""
-        own = f"Worker {self.worker_index} computes on {trainee.device_name(self.pin)}"
+        own = f"Worker {self.worker_index} computes on {training_step.device_name(self.pin)}"
         return [
-            *trainee.mapping_lines(self.require_cluster().task),
+            *training_step.mapping_lines(self.require_cluster().task),
             own,
-            *(table(trainee.layout, trainee.plan) if self.is_chief else ()),
+            *(table(training_step.layout, training_step.plan) if self.is_chief else ()),
         ]
 
     def _warn(self, text: str) -> None:
@@ -210,33 +201,33 @@ class WorkerSession:
 
     def settle(self) -> None:
         """Take the answer of the last push, unless this is a forked child."""
-        if self.owner.is_here and self.trainee is not None:
-            self.trainee.settle()
+        if self.owner.is_here and self.training_step is not None:
+            self.training_step.settle()
 
     def ask(self, request: m.Request) -> m.Reply:
         """Ask ps:0, with the last answer taken. A ticket of the mode before is none in the next one."""
-        trainee = self.trainee
-        assert trainee is not None
-        trainee.settle()
-        client = trainee.client
+        training_step = self.training_step
+        assert training_step is not None
+        training_step.settle()
+        client = training_step.client
         turn = client.dial.turn
         reply: m.Reply = client.ask(request)
-        trainee.has_ticket = trainee.has_ticket and client.dial.turn == turn
+        training_step.has_ticket = training_step.has_ticket and client.dial.turn == turn
         return reply
 
     def refresh(self) -> None:
         """Take the newest parameters after a wait, whose time is no step's."""
-        assert self.trainee is not None
-        self.trainee.refresh()
-        if self.trainee.slowness is not None:
-            self.trainee.slowness.begin()
+        assert self.training_step is not None
+        self.training_step.refresh()
+        if self.training_step.slowness is not None:
+            self.training_step.slowness.begin()
 
     def begin_pass(self, loader: Any) -> Any:
         """Begin a pass of a prepared loader. Return what counts the samples of its batches, if they count."""
-        if self.trainee is None or loader is not self.training_loader or not self.owner.is_here:
+        if self.training_step is None or loader is not self.training_loader or not self.owner.is_here:
             return None
-        self.trainee.begin_loop()
-        samples = self.trainee.samples
+        self.training_step.begin_loop()
+        samples = self.training_step.samples
         if samples is not None:
             samples.begin_pass()
         return samples
@@ -245,14 +236,14 @@ class WorkerSession:
         """Tell whether what this worker loads with `what` goes to the ps: the chief's before the first step or inside
         assign(), and a single worker's at any time. Refuse it in the middle of a run with several workers."""
         self.check_owner(what)
-        trainee = self.trainee
-        is_first = trainee is None or not trainee.pushes
+        training_step = self.training_step
+        is_first = training_step is None or not training_step.pushes
         if self.is_assigning or (is_first and self.started_at == 0):
             return self.is_chief
-        if trainee is None or is_first:
+        if training_step is None or is_first:
             self.say(f"paceline: {what} has no effect: this run goes on from global step {self.started_at}")
             return False
-        if not trainee.is_alone:
+        if not training_step.is_alone:
             raise UsageError(
                 f"{what} in the middle of a run{script_line()}: the other workers would not see it. Call it on all "
                 "workers inside `with ctx.assign():` (the chief's values count)"
@@ -263,11 +254,11 @@ class WorkerSession:
 
     def steps_done(self) -> int:
         """Return the steps of this worker, with those of earlier starts."""
-        return self.trainee.steps if self.trainee is not None else 0
+        return self.training_step.steps if self.training_step is not None else 0
 
     def samples_done(self) -> float | None:
         """Return the samples in all of this worker's gradients; None if that is not known."""
-        return self.trainee.samples_pushed if self.trainee is not None else 0.0
+        return self.training_step.samples_pushed if self.training_step is not None else 0.0
 
     def check_loop(self, loop: Loop) -> None:
         """Refuse or end a loop of the script that begins again where the run goes on."""
@@ -276,26 +267,26 @@ class WorkerSession:
 
     def beat(self) -> bytes:
         """Return what a heartbeat tells: where this worker is, once it trains."""
-        return m.encode(self.progress.beat()) if self.trainee is not None else b""
+        return m.encode(self.progress.beat()) if self.training_step is not None else b""
 
     def here(self) -> m.Position:
         """Return where the next step would begin."""
-        assert self.trainee is not None
-        return self.progress.at_end(self.trainee.client.links[0].version)
+        assert self.training_step is not None
+        return self.progress.at_end(self.training_step.client.links[0].version)
 
     def send_position(self, position: m.Position) -> None:
         """Send a position, without an answer: that to the last push may still be on its way. It brings this worker's
         buffers; the chief's brings all carried tensors, if they have changed."""
-        trainee = self.trainee
-        assert trainee is not None
+        training_step = self.training_step
+        assert training_step is not None
         if self.is_chief:
-            block = trainee.carried_block()
+            block = training_step.carried_block()
             is_new, self._sent_carried = hash(block) != self._sent_carried, hash(block)
             block = block if is_new else b""
         else:
-            block = trainee.own_block()
+            block = training_step.own_block()
         with suppress(ConnectionLost):  # the next request finds the connection lost, and connects again
-            trainee.client.links[0].channel.say(position, bulk=[block] if block else [])
+            training_step.client.links[0].channel.say(position, bulk=[block] if block else [])
 
     # --- saving -----------------------------------------------------------------------------------------------
 
@@ -303,18 +294,19 @@ class WorkerSession:
         """Note that ps:0 will save the update that makes this version; `writes`: this worker writes it."""
         self.progress.announced(version)
         saver = self.make_saver() if writes else None
-        if saver is not None and self.trainee is not None:
-            saver.incarnation = self.trainee.client.incarnation
+        if saver is not None and self.training_step is not None:
+            saver.incarnation = self.training_step.client.incarnation
             saver.wake(version)
 
     def make_saver(self) -> Saver | None:
         """Return what writes this worker's checkpoints, made when it is first needed; None without a run folder."""
-        paths, trainee = self.paths, self.trainee
-        if self.saver is None and paths is not None and trainee is not None:
-            settings, event = self.require_cluster().settings, self.reporter.sink.event
+        paths, training_step = self.paths, self.training_step
+        if self.saver is None and paths is not None and training_step is not None:
+            settings = self.require_cluster().settings
             self.saver = Saver(
-                self.identity(), trainee.layout, trainee.plan, paths.checkpoints, settings.keep, self.say, event,
-                lineage_of=trainee.client.lineage_of, has_means=settings.buffers == "mean", in_use=self.resumed_from,
+                self.identity(), training_step.layout, training_step.plan, paths.checkpoints, settings.keep, self.say,
+                self.reporter.sink.event, lineage_of=training_step.client.lineage_of,
+                has_means=settings.buffers == "mean", in_use=self.resumed_from,
             )  # fmt: skip
         return self.saver
 
@@ -322,8 +314,8 @@ class WorkerSession:
         """Write a checkpoint now, and wait for it. A full disk, say, or a ps that does not come back in time, is
         printed and ends nothing. `is_final`: no other checkpoint will come."""
         saver = self.make_saver()
-        assert saver is not None and self.trainee is not None
-        saver.incarnation = self.trainee.client.incarnation
+        assert saver is not None and self.training_step is not None
+        saver.incarnation = self.training_step.client.incarnation
         try:
             return saver.save_now(position, waits_for_others, list(other_places(self._began_in)) if is_final else None)
         except (PacelineError, OSError) as error:
@@ -346,8 +338,8 @@ class WorkerSession:
         finally:
             if self.saver is not None:
                 self.saver.close(ending.CLOSE_S if is_ok else ending.FAILED_CLOSE_S)
-            if self.trainee is not None:
-                self.trainee.close()
+            if self.training_step is not None:
+                self.training_step.close()
             if self.evaluator is not None:
                 self.evaluator.close()
             if self.injection is not None:

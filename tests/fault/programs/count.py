@@ -64,7 +64,7 @@ class Fate:
 
     def begins(self, step: int) -> None:
         """Parameters are read; the forward pass is next."""
-        client = self._ctx._session.trainee.client
+        client = self._ctx._session.training_step.client
         if self._args.stop == f"{self._ctx.worker_index}:{step}":
             os.kill(os.getpid(), signal.SIGSTOP)
         if self._args.stand == f"{self._ctx.worker_index}:{step}":
@@ -129,7 +129,7 @@ def main() -> None:
     first = 2  # each start makes all its steps; counted from 0 or 1 on, one that is started again ends with the others
     for number in range(first, first + args.steps):
         step = number - 1
-        ctx._session.trainee.settle()
+        ctx._session.training_step.settle()
         fate.begins(step)
         optimizer.zero_grad()
         model().backward()

@@ -37,8 +37,8 @@ def closing(link: Link, request: m.Close) -> m.Closed:
     return reply
 
 
-def leaving(session: WorkerSession, trainee: TrainingStep) -> None:
-    leave(session, trainee)
+def leaving(session: WorkerSession, training_step: TrainingStep) -> None:
+    leave(session, training_step)
     if last:
         die()
 

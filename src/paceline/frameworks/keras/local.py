@@ -33,18 +33,18 @@ class LocalKerasStep(LocalSteps, KerasStep):
 
     def follow(self) -> None:
         """Act around the optimizer's own apply: take the last answer before it, count the step after it."""
-        trainee, base = self, type(self.optimizer)
+        training_step, base = self, type(self.optimizer)
 
         def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
             if in_graph():
-                factor = trainee.before_in_graph()
+                factor = training_step.before_in_graph()
                 with tf.control_dependencies([factor]):
-                    base.apply(self, trainee.times(factor, grads), trainable_variables)
-                trainee.after_in_graph()
+                    base.apply(self, training_step.times(factor, grads), trainable_variables)
+                training_step.after_in_graph()
                 return
-            trainee.before_step()
-            base.apply(self, trainee.times(trainee.factor(), grads), trainable_variables)
-            trainee.stepped()
+            training_step.before_step()
+            base.apply(self, training_step.times(training_step.factor(), grads), trainable_variables)
+            training_step.stepped()
 
         change(self.optimizer, {"apply": apply})
 

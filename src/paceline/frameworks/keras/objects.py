@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOADERS = ("load_weights", "set_weights")
 
 
-def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
+def convert_optimizer(optimizer: Any, training_step: "KerasStep") -> None:
     """Change the optimizer in place: same object, its `apply` and `apply_gradients` go to the ps."""
 
     def build(self: Any, variables: Sequence[Any]) -> None:
@@ -33,7 +33,7 @@ def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
             keras.optimizers.Optimizer.build(self, variables)  # which variables are its own, and no more
 
     def backend_apply_gradients(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
-        trainee.apply(self._clip_gradients(list(grads)), trainable_variables)
+        training_step.apply(self._clip_gradients(list(grads)), trainable_variables)
 
     def exclude_from_weight_decay(self: Any, *args: Any, **options: Any) -> None:
         raise UsageError(
@@ -44,12 +44,12 @@ def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
     base = type(optimizer)
 
     def variables(self: Any) -> Any:
-        trainee.show_state()
+        training_step.show_state()
         return base.variables.fget(self)
 
     def showing(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any) -> Any:
-            trainee.show_state()
+            training_step.show_state()
             return getattr(base, name)(self, *args)
 
         return call
@@ -61,17 +61,17 @@ def convert_optimizer(optimizer: Any, trainee: "KerasStep") -> None:
     change(optimizer, members)
 
 
-def convert_model(model: Any, trainee: "KerasStep", on_epoch: Callable[[], None], progress: Progress) -> None:
+def convert_model(model: Any, training_step: "KerasStep", on_epoch: Callable[[], None], progress: Progress) -> None:
     """Change the model in place: same object, its loaders tell of new values, and its fit of epochs and errors."""
     base = type(model)
 
     def compile_(self: Any, *args: Any, **options: Any) -> Any:
         result = base.compile(self, *args, **options)
-        check_compiled(self, trainee.optimizer)
+        check_compiled(self, training_step.optimizer)
         return result
 
     never = property(lambda self: False, lambda self, value: None)  # whatever compile() or the script asks for
-    members: dict[str, Any] = {name: _loader(base, name, trainee) for name in LOADERS}
+    members: dict[str, Any] = {name: _loader(base, name, training_step) for name in LOADERS}
     change(model, {**members, "fit": _fit(base, on_epoch, progress), "compile": compile_, "jit_compile": never})
 
 
@@ -107,12 +107,12 @@ def _register(made: type[Any], base: type[Any]) -> None:
             keras.saving.register_keras_serializable(package, name)(each)
 
 
-def _loader(base: type[Any], name: str, trainee: "KerasStep") -> Callable[..., Any]:
+def _loader(base: type[Any], name: str, training_step: "KerasStep") -> Callable[..., Any]:
     plain = getattr(base, name)
 
     def load(self: Any, *args: Any, **options: Any) -> Any:
         result = plain(self, *args, **options)
-        trainee.on_load()
+        training_step.on_load()
         return result
 
     return load

@@ -87,8 +87,8 @@ class _Binding:
         self._model = model
         self.own = KerasOwn(model, optimizer)
         check_compiled(model, optimizer)
-        self.trainee: KerasStep = bound_by(session, KerasStep, LocalKerasStep, model, optimizer, names)
-        self.send_memory = self.trainee.send_memory
+        self.training_step: KerasStep = bound_by(session, KerasStep, LocalKerasStep, model, optimizer, names)
+        self.send_memory = self.training_step.send_memory
 
     def seed(self) -> int:
         """Return what keras.utils.set_random_seed has set, among others."""
@@ -96,10 +96,10 @@ class _Binding:
         return int(word)
 
     def convert(self) -> None:
-        trainee = self.trainee
-        self.own.on_load = trainee.forget_count
-        bind([weight.variable for weight in trainee.trained], is_kept=not trainee.is_local)
-        trainee.follow()
-        convert_model(self._model, trainee, self._session.clock.epoch, self._session.progress)
+        training_step = self.training_step
+        self.own.on_load = training_step.forget_count
+        bind([weight.variable for weight in training_step.trained], is_kept=not training_step.is_local)
+        training_step.follow()
+        convert_model(self._model, training_step, self._session.clock.epoch, self._session.progress)
         for kept in ("train_function", "test_function", "predict_function"):
             setattr(self._model, kept, None)  # graphs from before would train beside the ps

@@ -287,16 +287,16 @@ class KerasStep(TrainingStep):
 class VariableWrites:
     """Finds what a script assigns to trained variables: their values are compared with the arena's."""
 
-    def __init__(self, trainee: KerasStep) -> None:
-        self._trainee = trainee
+    def __init__(self, training_step: KerasStep) -> None:
+        self._training_step = training_step
 
     def remember(self) -> None:
         """Take the variables' values into the arena, unless they have just come from there."""
-        if not self._trainee.is_in_graph:
-            self._trainee.fill_arena()
+        if not self._training_step.is_in_graph:
+            self._training_step.fill_arena()
 
     def found(self) -> Sequence[int]:
-        pairs = zip(self._trainee.trained, self._trainee.views, strict=True)
+        pairs = zip(self._training_step.trained, self._training_step.views, strict=True)
         return [i for i, (w, view) in enumerate(pairs) if not _has_same_bytes(read(w.variable), view)]
 
 

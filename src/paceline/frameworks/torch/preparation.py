@@ -33,10 +33,14 @@ def prepare(session: "WorkerSession", objects: Sequence[Any], shard: bool) -> Se
     schedulers = [o for o in objects if hasattr(o, "step") and hasattr(o, "optimizer") and o not in optimizers]
     _check(objects, models, optimizers, loaders, schedulers)
     if session.assignment is None:
+
+        def count_step(*_: Any) -> None:
+            session.alone_step += 1
+
         for optimizer in optimizers:
             bind(optimizer, models[0] if models else None)
             hold_after_steps(optimizer)
-            optimizer.register_step_post_hook(lambda *_: session.count_solo_step())
+            optimizer.register_step_post_hook(count_step)
         for loader in loaders:
             note_epochs(loader, session.clock)
         return objects
@@ -96,8 +100,8 @@ class _Binding:
     ) -> None:
         bind(optimizer, model)
         self.own = own
-        self.trainee = bound_by(session, TorchStep, LocalTorchStep, model, optimizer, takes=session.takes)
-        self.send_memory, self.convert = self.trainee.send_memory, self.trainee.follow
+        self.training_step = bound_by(session, TorchStep, LocalTorchStep, model, optimizer, takes=session.takes)
+        self.send_memory, self.convert = self.training_step.send_memory, self.training_step.follow
 
     def seed(self) -> int:
         return torch.initial_seed()

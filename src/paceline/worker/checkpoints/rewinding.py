@@ -43,11 +43,11 @@ class Rewinder:
     """One worker's part in it."""
 
     def __init__(
-        self, me: Identity, trainee: Own, find: Callable[[], Loaded | None], is_reseeding: bool,
+        self, me: Identity, training_step: Own, find: Callable[[], Loaded | None], is_reseeding: bool,
         say: Callable[[str], None], event: Callable[..., None],
     ) -> None:  # fmt: skip
         self._me = me
-        self._trainee = trainee
+        self._training_step = training_step
         self._find = find
         self._is_reseeding = is_reseeding
         self._say = say
@@ -73,7 +73,7 @@ class Rewinder:
         """The version of what this worker could bring to this ps; -1: nothing."""
         if not (self._is_reseeding and self.has_trained):
             return -1
-        return lost_version(self._trainee.client.links, link, self._has_rounds(self._trainee.client.dial))
+        return lost_version(self._training_step.client.links, link, self._has_rounds(self._training_step.client.dial))
 
     def _is_its_turn(self, joined: m.Joined) -> bool:
         if not self._is_reseeding:
@@ -91,8 +91,8 @@ class Rewinder:
     def _newest_dial(self, lost: int) -> m.Dial:
         """The mode that holds: this worker may have been started again since it was changed, and a ps that still has
         its memory knows."""
-        own, witness = self._trainee.client.dial, 0 if lost else 1
-        if witness >= self._trainee.plan.num_ps:
+        own, witness = self._training_step.client.dial, 0 if lost else 1
+        if witness >= self._training_step.plan.num_ps:
             return own
         connection = Connection(self._me, witness)
         try:
@@ -103,15 +103,15 @@ class Rewinder:
 
     def _bring(self, lost: Link, trained_in: int) -> None:
         """Under a lineage that nobody knows yet: others may have trained in one that this worker has missed."""
-        client, dial = self._trainee.client, self._newest_dial(lost.index)
+        client, dial = self._training_step.client, self._newest_dial(lost.index)
         has_rounds = self._has_rounds(dial)
-        indices = list(range(self._trainee.plan.num_ps)) if has_rounds else [lost.index]
+        indices = list(range(self._training_step.plan.num_ps)) if has_rounds else [lost.index]
         restored = None if self._is_reseeding else self._checkpoint(lost.index, dial)
         known = max([trained_in, *(link.lineage for link in client.links), restored.state.lineage if restored else 0])
         if restored is None:
             version = lost_version(client.links, lost, has_rounds)
         else:
-            version = saved_version(restored.state, lost.index, self._trainee.plan.num_ps, has_rounds)
+            version = saved_version(restored.state, lost.index, self._training_step.plan.num_ps, has_rounds)
         live = self._live() if lost.index else None
         connections: list[Connection] = []
         try:
@@ -131,7 +131,7 @@ class Rewinder:
         self._tell(lost.index, version, known + 1, restored)
 
     def _checkpoint(self, index: int, dial: m.Dial) -> Restored:
-        trainee = self._trainee
+        training_step = self._training_step
         try:
             loaded = self._find()
         except CheckpointError as error:
@@ -141,19 +141,21 @@ class Rewinder:
                 f"ps:{index} lost its memory, and there is no checkpoint to go back to: save more often with "
                 "--save-every, or let the ps take what the workers have with --reseed"
             )
-        return Restored(loaded, trainee.layout, trainee.plan, trainee.spec.name, dial.spec.name == "local")
+        return Restored(
+            loaded, training_step.layout, training_step.plan, training_step.spec.name, dial.spec.name == "local"
+        )
 
     def _rewind(self, lineage: int, is_fencing: bool, is_lost: bool) -> m.Rewind:
-        me, trainee = self._me, self._trainee
-        incarnation = trainee.client.incarnation
-        return m.Rewind(me.worker, incarnation, lineage, is_fencing, trainee.layout, trainee.spec, is_lost)
+        me, training_step = self._me, self._training_step
+        incarnation = training_step.client.incarnation
+        return m.Rewind(me.worker, incarnation, lineage, is_fencing, training_step.layout, training_step.spec, is_lost)
 
     def _fill(self, to: Connection, restored: Restored | None, is_lost: bool) -> None:
         """2. With --reseed a shard that still has its optimizer state keeps it."""
         carried: Sequence[bytes] = ()
         if restored is None:
-            block = self._trainee.parameters_of(to.index)
-            carried = [self._trainee.carried_block()] if to.index == 0 else ()
+            block = self._training_step.parameters_of(to.index)
+            carried = [self._training_step.carried_block()] if to.index == 0 else ()
         else:
             block = restored.parameters_of(to.index)
             carried = [restored.carried_block()] if to.index == 0 else ()

@@ -22,10 +22,15 @@ class RepeatedLoop:
     """One worker's loop, once it is known that neither ctx.epochs nor ctx.steps guides it."""
 
     def __init__(
-        self, worker: int, trainee: TrainingStep, progress: Progress, is_restarted: bool, warn: Callable[[str], None]
+        self,
+        worker: int,
+        training_step: TrainingStep,
+        progress: Progress,
+        is_restarted: bool,
+        warn: Callable[[str], None],
     ) -> None:
         self._worker = worker
-        self._trainee = trainee
+        self._training_step = training_step
         self._progress = progress
         self._is_restarted = is_restarted
         self._warn = warn
@@ -55,16 +60,16 @@ class RepeatedLoop:
             now_s = time.monotonic()
             if is_inside and now_s - self._asked_s < ASK_S:
                 return
-            self._asked_s, status = now_s, self._trainee.client.status()
+            self._asked_s, status = now_s, self._training_step.client.status()
             if set(status.live) - {self._worker} or not status.ended:
                 return
             passes, pushes = zip(*status.ended.values(), strict=True)
             self._others_did = max(passes), max(pushes)
         done, steps = self._others_did
-        if self._progress.done >= done and (done or self._trainee.steps >= steps):
+        if self._progress.done >= done and (done or self._training_step.steps >= steps):
             self._end(f"{done} passes over the data" if done else f"{steps} steps")
 
     def _end(self, what: str) -> NoReturn:
-        self._trainee.settle()
+        self._training_step.settle()
         self._warn(f"this worker ends here: as the others, it has made {what}, with those before its restart")
         raise SystemExit(0)

@@ -25,7 +25,7 @@ Made = TypeVar("Made", bound=TrainingStep)
 def bound_by(
     session: "WorkerSession", plain: Callable[..., Made], local: Callable[..., Made], *given: Any, **own: Any
 ) -> Made:
-    """Make the trainee of the session's mode: `local`, which trains by itself between exchanges, or `plain`."""
+    """Make the training step of the session's mode: `local`, which trains by itself between exchanges, or `plain`."""
     settings = session.require_cluster().settings
     if settings.mode != "local":
         return plain(*given, **own, session=session)
@@ -35,7 +35,8 @@ def bound_by(
 
 
 class LocalSteps(TrainingStep):
-    """A trainee that trains by itself between exchanges; comes before the framework's own among the bases."""
+    """A training step of a worker that trains by itself between exchanges. Name it before the framework's own among
+    the bases."""
 
     is_local = True
 

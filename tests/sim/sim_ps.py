@@ -22,7 +22,7 @@ from paceline.server.control.config import PsConfig
 from paceline.server.control.control import Control, make
 from paceline.server.copies import Copies
 from paceline.server.core import Core, Peer, Reply, Sends
-from paceline.server.durable import Durable, SlotMeta
+from paceline.server.journal import Durable, SlotMeta
 from paceline.server.service import Service
 from paceline.wire.decisions import Key
 from paceline.wire.frames import Frame, Kind

@@ -20,6 +20,7 @@ from paceline.errors import ConnectionLost, ProtocolError, Refused
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.params.placement import place
+from paceline.server import recovery
 from paceline.server.control import control as control_plane
 from paceline.server.control.actions import (
     Action,
@@ -43,7 +44,7 @@ from paceline.server.control.actions import (
 from paceline.server.control.config import PsConfig
 from paceline.server.control.validation import problem
 from paceline.server.copies import Copies, part_of
-from paceline.server.durable import Durable
+from paceline.server.journal import Durable
 from paceline.server.ledger_writer import PsLedger
 from paceline.server.memory import Memory
 from paceline.server.numbers.gradients import Slot
@@ -365,11 +366,11 @@ class Core:
 
     def ledger_position(self) -> int | None:
         """Return where the ledger goes on: behind what is known here; None: nothing is, so where it ended."""
-        return self.durable.ledger_position() if self.durable is not None else None
+        return recovery.ledger_position(self.durable) if self.durable is not None else None
 
     def recover(self) -> bool:
         """Take up what an earlier process of this ps left in its memory, if it left any."""
-        if self.durable is None or not self.durable.recover():
+        if self.durable is None or not recovery.recover(self, self.durable):
             return False
         self.perform(self.control.woken(time.monotonic()))  # a round that is due may be in its grace
         return True

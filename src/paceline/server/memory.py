@@ -1,6 +1,6 @@
 """Named pieces of memory of a ps, which outlive its process if a keeper holds them too.
 
-Used by server/numbers and server/durable. The keeper is in the supervisor (launchers/keeper has the other side of the
+Used by server/numbers and server/journal. The keeper is in the supervisor (launchers/keeper has the other side of the
 protocol); without one nothing outlives the ps. Names and bytes are all that is known here, not what they mean.
 """
 

@@ -48,6 +48,8 @@ class Stream:
     shares_memory: ClassVar[bool] = False
     lane: ClassVar[str] = ""
     name: str = "the other side"  # in messages; a client sets the task that it has connected to
+    # Sends the start of a small message with one call into C; None where a lane does more to send than that.
+    write: Callable[[Buffer], int] | None = None
     look_s: float = 0.0  # how long to spin for a frame before sleeping; set where a core is free for it
 
     def __init__(self, sock: socket.socket) -> None:
@@ -73,10 +75,14 @@ class Stream:
                 self._send_many(buffers, 0)
             elif (sent := self._sock.sendmsg(buffers)) < size_bytes:
                 self._send_many(buffers, sent)
-        except BlockingIOError as error:
-            raise ConnectionLost(f"{self.name} took nothing that was sent for {self._send_s:g} s") from error
         except OSError as error:
-            raise ConnectionLost(f"the connection to {self.name} ended while sending: {error}") from error
+            raise self.lost(error) from error
+
+    def lost(self, error: OSError) -> ConnectionLost:
+        """Say what a send that failed with this error means."""
+        if isinstance(error, BlockingIOError):
+            return ConnectionLost(f"{self.name} took nothing that was sent for {self._send_s:g} s")
+        return ConnectionLost(f"the connection to {self.name} ended while sending: {error}")
 
     def _send_many(self, buffers: Sequence[Buffer], sent: int) -> None:
         """Send all but the first `sent` bytes, as many buffers at a time as the kernel takes."""
@@ -163,6 +169,7 @@ class Stream:
         """Forget the descriptor in a forked child, without telling the other side. A DataLoader's children inherit our
         sockets; while they held them, the death of a worker would go unseen."""
         self._sock.close()
+        self.write = None
         self._sock = _Inherited(self._owner)  # type: ignore[assignment]
 
 

@@ -94,8 +94,15 @@ class Channel:
             elif size or tail:
                 self.payload_out += size
                 self.stream.send([frame, tail, *bulk], FRAME_BYTES + len(tail) + size)
-            else:
+            elif (write := self.stream.write) is None:
                 self.stream.send((frame,), FRAME_BYTES)
+            else:
+                try:
+                    sent = write(frame)
+                except OSError as error:
+                    raise self.stream.lost(error) from error
+                if sent < FRAME_BYTES:
+                    self.stream.send((frame[sent:],), FRAME_BYTES - sent)
         self.bytes_out += FRAME_BYTES + len(tail) + size
 
     def _send_hashing(self, frame: bytearray, tail: bytes, bulk: Sequence[Buffer]) -> None:

@@ -27,6 +27,7 @@ class ShmStream(Stream):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
+        self.write = sock.send
         self._blind, self._vain = 0, 1  # frames to receive without spinning: now, and after the next failure
         check_same_user(sock)
 

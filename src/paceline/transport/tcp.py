@@ -52,6 +52,7 @@ class TcpStream(Stream):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
+        self.write = sock.send
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished is noticed, not waited for
         for name, value in KEEPALIVE.items():

@@ -107,6 +107,8 @@ class Fate:
 class Half:
     """A stream whose process dies in the middle of a frame."""
 
+    write = None
+
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 

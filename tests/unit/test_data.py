@@ -359,3 +359,36 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed)
+
+
+class ByEpoch(RandomSampler):
+    """A sampler that the script tells the epoch, as DistributedSampler and bucketing samplers are told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_script_finds_its_sampler_and_batch_size_on_a_shared_loader() -> None:
+    loader = DataLoader(range(20), 3, sampler=ByEpoch(range(20)), drop_last=True)  # type: ignore[arg-type]
+    shared = share(loader, 0, 2, 0, "shard", print)
+    shared.sampler.set_epoch(4)  # type: ignore[attr-defined]
+    assert shared.sampler is loader.sampler and loader.sampler.epoch == 4  # type: ignore[attr-defined]
+    assert (shared.batch_size, shared.drop_last) == (3, True)
+    assert len(shared) == len(list(shared)) == 3
+
+
+def test_a_script_finds_what_its_batch_sampler_has_on_a_shared_loader() -> None:
+    class Batches(BatchSampler):
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    batches = Batches(range(20), 3, drop_last=False)
+    shared = share(DataLoader(range(20), batch_sampler=batches), 1, 2, 0, "shard", print)  # type: ignore[arg-type]
+    shared.batch_sampler.set_epoch(4)  # type: ignore[union-attr]
+    assert batches.epoch == 4
+    with pytest.raises(AttributeError, match="set_step"):
+        shared.batch_sampler.set_step(4)  # type: ignore[union-attr]

@@ -97,6 +97,11 @@ class EveryNth(Shared):
         super().__init__(worker, num_workers, seed, place)
         self.of_script = batches
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "of_script":  # of an object that is being copied
+            raise AttributeError(name)
+        return getattr(self.of_script, name)  # set_epoch(), say
+
     def _num_batches(self) -> int:
         return len(self.of_script)
 
@@ -196,9 +201,7 @@ def _with_batches(loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
         )
     shared = copy.copy(loader)
     shared._iterator = None
-    plain: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=batches)
-    for name in ("batch_sampler", "sampler", "batch_size", "drop_last"):
-        shared.__dict__[name] = getattr(plain, name)  # which a loader does not let anybody set
+    vars(shared)["batch_sampler"] = batches  # torch refuses to set it, and takes its indices from nothing else
     return shared
 
 

@@ -110,7 +110,7 @@ def shown_by(run_dir: Path | str, access: Access = OWN) -> Shown:
 
 
 class _Waiting:
-    """Says now and then for whom ps:0 waits; raises at the deadline."""
+    """Waits for a mode: says now and then for whom ps:0 waits, and raises at the deadline."""
 
     def __init__(self, run: Running, wait_s: float, say: Callable[[str], None]) -> None:
         self._run = run
@@ -120,7 +120,7 @@ class _Waiting:
         self._say_at_s = SAY_AFTER_S
 
     def again(self) -> None:
-        """Called while the reply does not come."""
+        """Note that the reply has not come yet."""
         waited_s = time.monotonic() - self._began_s
         if waited_s < min(self._say_at_s, self._wait_s):
             return

@@ -1,4 +1,4 @@
-"""WHAT is in the ps right now? Any variable by name, read beside the training: a ps as a key-value store.
+"""Read any variable from the ps by name, beside the training: a ps as a key-value store.
 
 Used by ctx.kv, evaluators and `paceline kv`. Opens its own connections, joins nothing, changes nothing. No framework.
 A connection that ends is made again for up to `wait_s`: a ps may have been started again.
@@ -6,6 +6,7 @@ A connection that ends is made again for up to `wait_s`: a ps may have been star
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,12 +84,12 @@ class Kv:
         return self.get(name)[1]
 
     def entries(self) -> list[Entry]:
-        """All variables, in the model's order."""
+        """Return all variables, in the model's order."""
         return [self._entry(t.name, self._versions) for t in self.layout.tensors]
 
     def get(self, name: str, is_averaged: bool = False) -> tuple[Entry, "np.ndarray[Any, Any]"]:
-        """A variable's newest values, or what the ps keep as its average with --ema; raises UsageError with the names
-        there are when there is none of that name."""
+        """Return a variable's newest values, or what the ps keep as its average with --ema; raise UsageError with the
+        names there are if there is none of that name."""
         spec = next((t for t in self.layout.tensors if t.name == name), None)
         if spec is None:
             raise UsageError(
@@ -122,10 +123,6 @@ class Kv:
     def _connect(self, index: int) -> Channel:
         return connect(self._addresses[index], self._lane, self._secret, role=Role.READER)
 
-    def _deadline(self, index: int) -> Deadline | None:
-        """Return what says that this ps is waited for; None if it is not."""
-        return Deadline(self._wait_s, [device(index)], self._say, style=self._style) if self._wait_s else None
-
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
@@ -138,7 +135,9 @@ class _Reader:
         self.name = f"ps:{index}"
         self._kv = kv
         self._index = index
-        self._waiting = kv._deadline(index)
+        self._waiting: Deadline | None = None
+        if kv._wait_s:
+            self._waiting = Deadline(kv._wait_s, [device(index)], kv._say, style=kv._style)
 
     @property
     def channel(self) -> Channel:
@@ -155,7 +154,7 @@ class _Reader:
                 return
             except ConnectionLost as lost:
                 error = lost
-                time.sleep(RETRY_S)  # nobody can wake us
+                time.sleep(RETRY_S)  # nothing tells when a ps can be connected to
 
 
 def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":
@@ -170,7 +169,7 @@ def _as_array(spec: TensorSpec, memory: bytearray) -> "np.ndarray[Any, Any]":
 
 
 def open_run(run: Path | str, access: Access = OWN) -> Kv:
-    """The variables of a run that trains now, by its folder or the addresses of its ps."""
+    """Connect to a run that trains now, by its folder or the addresses of its ps."""
     found = located(run, access)
     try:
         return Kv(found.ps, "auto", found.secret)
@@ -183,18 +182,12 @@ def open_run(run: Path | str, access: Access = OWN) -> Kv:
 
 
 def read(run: Path | str, access: Access = OWN) -> list[Entry]:
-    """For `paceline kv ls`."""
-    kv = open_run(run, access)
-    try:
+    """Return all variables, for `paceline kv ls`."""
+    with closing(open_run(run, access)) as kv:
         return kv.entries()
-    finally:
-        kv.close()
 
 
 def value(run: Path | str, name: str, access: Access = OWN) -> tuple[Entry, "np.ndarray[Any, Any]"]:
-    """For `paceline kv get`."""
-    kv = open_run(run, access)
-    try:
+    """Return one variable with its values, for `paceline kv get`."""
+    with closing(open_run(run, access)) as kv:
         return kv.get(name)
-    finally:
-        kv.close()

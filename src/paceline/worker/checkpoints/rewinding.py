@@ -1,8 +1,8 @@
-"""WHAT if a ps lost its memory? Its host is gone: a worker brings the newest checkpoint, or with --reseed what it has.
+"""Restore a ps that lost its memory: bring it the newest checkpoint, or with --reseed this worker's parameters.
 
-Called by worker/requests/joining when a ps that had values has none. A checkpoint is brought by the chief; if it does
-not come, by the next worker after a while. With --reseed each worker tells the empty ps which version it has, and
-whoever is the freshest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
+Called by worker/requests/joining when a ps that had values has none. The chief brings a checkpoint; if it does not
+come, the next worker does after a while. With --reseed each worker tells the empty ps which version it has, and the one
+with the newest brings it. Where rounds make versions, all shards go back together; elsewhere only the lost one.
 server/control/rewinding has the other side and the steps. It never ends a run that has something to go back to.
 """
 
@@ -22,12 +22,12 @@ from paceline.worker.checkpoints.saver import Connection
 from paceline.worker.requests.client import Client, Identity
 from paceline.worker.requests.link import Link
 
-TURN_S = 2.0  # who is next waits so much longer
-FRESHER_TURNS = 3  # with --reseed: for so many turns the freshest has the right of way
+TURN_S = 2.0  # each worker waits so much longer than the one before it
+FRESHER_TURNS = 3  # with --reseed: turns in which only the worker with the newest version may bring it
 
 
 class Own(Protocol):
-    """This worker's model, as it stands."""
+    """This worker's model as it is now."""
 
     layout: Layout
     plan: Plan
@@ -40,7 +40,7 @@ class Own(Protocol):
 
 
 class Rewinder:
-    """One worker's part in it."""
+    """Restores empty ps for one worker."""
 
     def __init__(
         self, me: Identity, training_step: Own, find: Callable[[], Loaded | None], is_reseeding: bool,
@@ -55,7 +55,8 @@ class Rewinder:
         self.has_trained = False  # until then there is nothing in this worker to reseed from
 
     def on_empty(self, link: Link, joined: m.Joined) -> None:
-        """This ps has no values. Always raises: whoever called joins it again, until somebody has brought some."""
+        """Bring this ps values if it is this worker's turn. Always raise, so that the caller rejoins it until it has
+        some."""
         reason = f"ps:{link.index} lost its memory, and nobody has brought it values yet"
         if self._is_its_turn(joined):
             try:
@@ -70,7 +71,7 @@ class Rewinder:
         raise ConnectionLost(reason)
 
     def offer(self, link: Link) -> int:
-        """The version of what this worker could bring to this ps; -1: nothing."""
+        """Return the version of the parameters that this worker could bring to this ps; -1: none."""
         if not (self._is_reseeding and self.has_trained):
             return -1
         return lost_version(self._training_step.client.links, link, self._has_rounds(self._training_step.client.dial))
@@ -89,8 +90,8 @@ class Rewinder:
         return make_mode(dial.spec, len(self._me.worker_devices)).has_rounds
 
     def _newest_dial(self, lost: int) -> m.Dial:
-        """The mode that holds: this worker may have been started again since it was changed, and a ps that still has
-        its memory knows."""
+        """Return the mode that holds, as a ps knows it that still has its memory: this worker may have been started
+        again since the mode was changed."""
         own, witness = self._training_step.client.dial, 0 if lost else 1
         if witness >= self._training_step.plan.num_ps:
             return own
@@ -102,7 +103,7 @@ class Rewinder:
         return m.Dial(told.turn, told.spec, told.version) if told.turn > own.turn else own
 
     def _bring(self, lost: Link, trained_in: int) -> None:
-        """Under a lineage that nobody knows yet: others may have trained in one that this worker has missed."""
+        """Bring values under a new lineage, newer than those that others may have trained in without this worker."""
         client, dial = self._training_step.client, self._newest_dial(lost.index)
         has_rounds = self._has_rounds(dial)
         indices = list(range(self._training_step.plan.num_ps)) if has_rounds else [lost.index]
@@ -117,7 +118,7 @@ class Rewinder:
         try:
             for index in sorted(indices, key=lambda each: each != lost.index):  # the lost one first: it says who
                 connections.append(Connection(self._me, index))
-            found = [each.described().lineage for each in connections]  # who began before us may have died of it
+            found = [each.described().lineage for each in connections]  # a worker that began this may have died
             known = max([known, *found])
             for each in connections:
                 each.ask(self._rewind(known + 1, is_fencing=has_rounds, is_lost=each.index == lost.index))
@@ -151,7 +152,7 @@ class Rewinder:
         return m.Rewind(me.worker, incarnation, lineage, is_fencing, training_step.layout, training_step.spec, is_lost)
 
     def _fill(self, to: Connection, restored: Restored | None, is_lost: bool) -> None:
-        """2. With --reseed a shard that still has its optimizer state keeps it."""
+        """Send the values (2). With --reseed a shard that still has its optimizer state keeps it."""
         carried: Sequence[bytes] = ()
         if restored is None:
             block = self._training_step.parameters_of(to.index)
@@ -166,7 +167,7 @@ class Rewinder:
             restored.send_buffers(to, len(self._me.worker_devices))
 
     def _live(self) -> list[int] | None:
-        """Whom ps:0 knows to be in: a ps without memory would wait for those who are done."""
+        """Ask ps:0 which workers take part: a ps without memory would wait for those that have ended."""
         first = Connection(self._me, 0)
         try:
             return first.ask(m.AskStatus(), m.Status).live
@@ -189,11 +190,11 @@ class Rewinder:
 
 
 def saved_version(state: State, index: int, num_ps: int, has_rounds: bool) -> int:
-    """The version of a shard in a checkpoint: in rounds that of all, else its own, where it is the same shard."""
+    """Return the version of a shard in a checkpoint: in rounds that of all, else its own if it is the same shard."""
     own = [shard.version for shard in state.shards if shard.index == index]
     return own[0] if own and state.num_ps == num_ps and not has_rounds else state.global_step
 
 
 def lost_version(links: Sequence[Link], lost: Link, has_rounds: bool) -> int:
-    """The version of what this worker has: in rounds the oldest that it has of any shard, else of the lost one."""
+    """Return the version of this worker's parameters: in rounds the oldest of any shard, else that of the lost one."""
     return min(link.version - link.offset for link in links) if has_rounds else lost.version

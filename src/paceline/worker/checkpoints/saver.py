@@ -1,13 +1,13 @@
-"""HOW is a checkpoint written without stopping the training? A thread of one worker fetches the copies and writes them.
+"""Write checkpoints beside the training: a thread of one worker fetches copies from the ps and writes them.
 
-Started by worker/session when ps:0 says that this worker writes; also called by it at the end and by ctx.save, and
-then waited for. It has connections of its own, so that the thread that trains never waits for it. A checkpoint that
-cannot be written is said and left out: training goes on, and the one before it stays.
+Started by worker/session when ps:0 says that this worker writes; called in the foreground at the end and by ctx.save.
+It has connections of its own, so that the thread that trains never waits for it. A checkpoint that cannot be written is
+reported and left out: training goes on, and the one before it stays.
 
 1. ask ps:0 until the announced update is made and every worker has said where it is after it,
 2. ask the other shards until they have copied the same round (elsewhere: let each copy itself now),
-3. fetch, write, remove what need not be kept, and let go of the copies. A ps that stood still meanwhile may be void:
-   what it held is not written, or it would be the newest when the run goes back again.
+3. fetch, write, remove what need not be kept, and free the copies. Discard a checkpoint that was copied before a
+   rewind: it would be the newest when the run goes back again.
 """
 
 import queue
@@ -50,7 +50,7 @@ class Later(Exception):
 
 
 class Connection:
-    """The saver's own way to one ps."""
+    """A connection of the saver's own to one ps."""
 
     def __init__(self, me: Identity, index: int) -> None:
         self.index = index
@@ -61,7 +61,7 @@ class Connection:
         return call(self._peer, request, expects, bulk)[0]
 
     def described(self) -> m.Described:
-        """What this ps says of itself: its lineage, the mode that holds there."""
+        """Ask for this ps's lineage, and for the mode that holds there."""
         return self.ask(m.Describe(), m.Described)
 
     def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
@@ -122,14 +122,14 @@ class Saver:
     # --- beside the training ----------------------------------------------------------------------------------
 
     def wake(self, version: int) -> None:
-        """ps:0 has announced an update: save it."""
+        """Save the update that ps:0 has announced."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
             self._thread.start()
         self._work.put(version)
 
     def close(self, limit_s: float) -> None:
-        """Let a checkpoint that is being written be finished, for so long."""
+        """Wait at most `limit_s` for a checkpoint that is being written."""
         self._is_ended.set()
         self._work.put(None)
         if self._thread is not None:
@@ -148,7 +148,7 @@ class Saver:
                     self._tell_failure(error)
 
     def _save_announced(self) -> None:
-        """1, 2 and 3; nothing, if it was announced to us more than once and is saved by now."""
+        """Do steps 1, 2 and 3, unless this update was announced more than once and is saved by now."""
         connections = [Connection(self._me, 0)]
         try:
             first = self._await_copy(connections[0])
@@ -198,9 +198,9 @@ class Saver:
     def save_now(
         self, position: m.Position | None, waits_for_others: bool = False, others: Collection[Path] | None = None
     ) -> Path:
-        """As everything is at this moment; `position` is our own, None if ps:0 knows it. A ps that is started again
-        meanwhile has its memory, but not the copy: ask for another one, until the deadline. `others`: it is the last
-        one, older ones give way to it, and these are places for it where the run folder takes no more."""
+        """Write a checkpoint of this moment; `position` is this worker's, None if ps:0 knows it. A ps that is started
+        again meanwhile has its memory, but not the copy: ask for another one, until the deadline. `others`: it is the
+        last checkpoint, older ones give way to it, and these are places for it if the run folder is full."""
         waiting = Deadline(
             self._me.wait_s,
             [device(i) for i in range(self._plan.num_ps)],
@@ -250,7 +250,7 @@ class Saver:
         raise ClusterError(f"the shards do not stand still at one round, but at {rounds}")
 
     def _await_positions(self, connection: Connection, copy: m.Copied) -> m.Copied:
-        """In rounds, where all workers call ctx.save at the same step, each says where it is: wait a moment for it."""
+        """Wait a moment for the positions of the other workers: in rounds all call ctx.save at the same step."""
         deadline = time.monotonic() + NOW_POSITIONS_S
         while copy.awaited and copy.has_rounds and time.monotonic() < deadline:
             self._is_ended.wait(ASK_AGAIN_S[0])
@@ -288,7 +288,7 @@ class Saver:
         if path.parent == self._folder:
             losses.written(self._folder)
             if path != self._in_use:
-                self._in_use = None  # one of this run's own takes its place
+                self._in_use = None  # this run has a checkpoint of its own now
             with suppress(CheckpointError):  # an old checkpoint that stays does no harm
                 retain(self._folder, self._keep, [self._in_use] if self._in_use is not None else [])
         self.saved_at, self._saved_s = copies[0].round, time.monotonic()
@@ -303,7 +303,8 @@ class Saver:
         return path
 
     def _put_down(self, content: Content, others: Collection[Path] | None) -> Path:
-        """Write it where it belongs. A full disk: what it would replace goes first; the last one goes elsewhere."""
+        """Write it into the run folder. On a full disk, remove first what it would replace; put the last checkpoint of
+        a run elsewhere."""
         in_use = [self._in_use] if self._in_use is not None else []
         while True:
             try:

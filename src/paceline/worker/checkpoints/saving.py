@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 class CopyGone(ClusterError):
-    """The ps has another copy than the one it announced: it was started again, or another copy was asked for."""
+    """The ps holds another copy than the one announced: it was started again, or another copy was asked for."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,7 @@
-"""HOW does a worker push and pull? The verbs over all ps, in the order that the one-decision protocol wants.
+"""Push gradients to all ps and pull parameters from them, in the order of the one-decision protocol.
 
-Used by frameworks/torch/training_step (and other frameworks' files): no framework here, memory is bytes. One request at
-a time, always from the thread that trains; only heartbeats (and with --overlap, buckets) come from a thread of their
-own.
+Used by worker/step/training_step. No framework: memory is bytes. One request at a time, always from the thread that
+trains; only heartbeats (and with --overlap, buckets) come from a thread of their own.
 
 A step in a mode with rounds and several ps (server/control/rounds has the other side):
 
@@ -12,8 +11,8 @@ A step in a mode with rounds and several ps (server/control/rounds has the other
 4. carry it to ps:1..n; each answers with parameters of that round.
 
 A connection that ends is made again (worker/requests/joining), and what was not answered is sent again with the same
-push id, so it counts once. A push is *void* when nobody can say any more whether it counts: the mode has changed
-without this worker, it was evicted meanwhile, or its gradient is gone. Then it pulls and goes on with the next one.
+push id, so it counts once. A push is *void* when its outcome is unknown: the mode has changed without this worker, it
+was evicted meanwhile, or its gradient is gone. Then the worker pulls and goes on with the next one.
 """
 
 import time
@@ -44,7 +43,7 @@ __all__ = ["PS_0", "Client", "Identity", "Taken"]
 REFRESH_TRIES = 1000
 SILENT_LEASES = 3  # a ps that says nothing for so long, where nobody else is waited for, is connected to again
 SILENT_S = 5.0  # at least
-CLOSE_S = 10.0  # whoever leaves does not look for a ps any longer that may have ended too
+CLOSE_S = 10.0  # how long a worker that leaves looks for a ps, which may have ended too
 
 PUSH, ADDED, OUTCOMES = int(Kind.PUSH), int(Outcome.ADDED), tuple(Outcome)  # plain numbers cost less, every step
 TICKET, WANTS_TICKET, SWITCH = int(Flag.TICKET), int(Flag.WANTS_TICKET), int(Flag.SWITCH)
@@ -62,7 +61,7 @@ class Taken(NamedTuple):
 
 
 class Voided(Exception):
-    """Nobody can say whether this push counts; `dial`: because another mode holds since."""
+    """The outcome of this push is unknown; `dial`: because another mode holds since."""
 
     def __init__(self, dial: m.Dial | None = None) -> None:
         self.dial = dial
@@ -82,16 +81,16 @@ class Model(Protocol):
         ...
 
     def reconnected(self) -> None:
-        """Slots have moved: gradients go elsewhere from now on."""
+        """Find the slots anew: gradients go elsewhere from now on."""
         ...
 
     def returned(self) -> None:
-        """The others went on without this worker: take what they have."""
+        """Take the parameters that the others have made without this worker."""
         ...
 
 
 class NoModel:
-    """Memory that somebody pushes and pulls by hand."""
+    """No model: the caller pushes and pulls memory by hand."""
 
     spec, weight = None, 0.0
 
@@ -154,7 +153,7 @@ class Client:
 
     @property
     def incarnation(self) -> int:
-        """As what this worker is in now; it grows when it was evicted and has come back."""
+        """Return this worker's incarnation, which grows when it was evicted and has come back."""
         return self.joining.incarnation
 
     # --- joining ----------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ class Client:
         started = self._begin()
         self.adopt(started.dial)
         self.carry(started.decisions)
-        if started.is_first:  # nobody's script may change the first values before everybody has them
+        if started.is_first:  # no script may change the first values before all workers have them
             dial = self._begin(has_values=True).dial
             if dial.turn != self.dial.turn:
                 self.adopt(dial)
@@ -217,7 +216,7 @@ class Client:
                 link.reconnect(error)
 
     def status(self) -> m.Status:
-        """Who is missing and whom the round waits for; asked beside a connection that waits."""
+        """Ask beside a connection that waits which workers are missing, and for whom the round waits."""
         return self.heartbeat.status() or m.Status([], [], 0)  # else ps:0 itself is what we wait for
 
     def switch_mode(self, spec: ModeSpec) -> None:
@@ -271,7 +270,7 @@ class Client:
             return  # whoever waits for the answer sees that too, and sends it again
 
     def _gradient_again(self, link: Link) -> None:
-        """The same push, on another connection: whole, also what went in buckets before."""
+        """Send the same push on another connection: whole, also what went in buckets before."""
         payload = self._payloads[link.index]
         if self._again is not None and not self._flags & Flag.NOT_FINITE:
             kept = self._again(link.index)
@@ -325,8 +324,8 @@ class Client:
                 void = another
 
     def _say_counted(self) -> None:
-        """The round is still open and we may add to it: every shard keeps what was counted before the slot is
-        written again."""
+        """Have every shard keep what was counted before the slot is written again: the round is still open, and this
+        worker may add to it."""
         for link in self._others:
             self._post(link, _counted, self.push_id)
         for link in self._others:
@@ -342,10 +341,10 @@ class Client:
         self.carry(carried.decisions, first_is_read=True)
 
     def _take_answers(self, was_held: bool) -> None:
-        """The answers of ps:1..n, where every push is an update. If ps:0 held us back, theirs are old by now."""
+        """Take the answers of ps:1..n, where every push is an update. If ps:0 held its answer back, theirs are old."""
         for link in self._others:
             if self.incarnation != self._pushed_as:
-                raise Voided  # it was evicted since: nobody will answer, and it must not be sent as another one
+                raise Voided  # this worker was evicted since: no answer comes, and it must not be sent as another one
             self._await(link, link.answer, self._gradient_again)
             if was_held and not link.shares_memory:
                 self._pull(link, ())
@@ -357,8 +356,8 @@ class Client:
             self.pull()
 
     def adopt(self, dial: m.Dial) -> None:
-        """Another mode holds: bring it to the other shards, after what was decided before it. Whoever wants parameters
-        of that mode pulls."""
+        """Take up another mode, and bring it to the other shards, after what was decided before it. It brings no
+        parameters: the caller pulls."""
         if dial.turn == self.dial.turn:
             self._take_dial(dial)  # ours is what we were started with; ps:0's counts
             return
@@ -386,7 +385,7 @@ class Client:
         )
 
     def pull(self) -> None:
-        """The newest parameters, now."""
+        """Pull the newest parameters now."""
         self.carry(self._open_decisions() if self._has_rounds and len(self.links) > 1 else ())
 
     def _open_decisions(self) -> tuple[Decision, ...]:
@@ -410,7 +409,7 @@ class Client:
     # --- waiting ----------------------------------------------------------------------------------------------
 
     def _post(self, link: Link, send: Callable[..., None], *args: object) -> None:
-        """Send now; that the connection has ended is seen by whoever waits for the answer."""
+        """Send now. A lost connection is noticed where the answer is waited for."""
         try:
             send(link, *args)
         except ConnectionLost:
@@ -440,8 +439,8 @@ class Client:
                 waiting = None
 
     def recover(self, link: Link, error: ConnectionLost, is_gradient: bool = False) -> None:
-        """Make a lost connection again. A gradient on its way is void if nobody can say any more what became of it;
-        else we take what the others have made meanwhile."""
+        """Make a lost connection again. A gradient on its way is void if its outcome is unknown; else take what the
+        others have made meanwhile."""
         was, is_leaving = self.incarnation, link.is_leaving
         waited_s, began_s = self.clock.wait_s, time.perf_counter()
         started = self.joining.again(link, error, CLOSE_S if is_leaving else None)
@@ -458,7 +457,7 @@ class Client:
             return
         elif is_leaving:
             for other in self._others:
-                self.joining.again(other, error)  # we have said goodbye there, and must tell of another mode
+                self.joining.again(other, error)  # this worker has closed there, and must tell of another mode
         if started is not None:
             self.adopt(started.dial)
             for other in self._others:
@@ -469,7 +468,7 @@ class Client:
             self._model.returned()
 
     def still_waiting(self, waiting: Deadline | None, link: Link, waits_for_others: bool) -> Deadline:
-        """Say for whom we wait. A ps that is silent though it waits for nobody is taken for lost."""
+        """Say for whom this worker waits. Take a ps for lost that is silent though it waits for no other worker."""
         status = self.heartbeat.status()
         names, more = ([], []) if status is None or link.index else awaited(status, self._me)
         waiting = waiting or Deadline(
@@ -483,7 +482,7 @@ class Client:
         return waiting
 
     def ask(self, request: m.Request) -> m.Dial | m.Ticket | m.Done:
-        """Ask ps:0 what it may answer late (a barrier, a ticket): wait like everything else here."""
+        """Ask ps:0 for a reply that may be held back (a barrier, a ticket), and wait as for the answer to a push."""
         if isinstance(request, m.Barrier):
             self._barriers += 1
             request = m.Barrier(self._barriers)

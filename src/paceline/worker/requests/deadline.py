@@ -1,6 +1,7 @@
 """Say now and then for whom a task waits, and give up at its deadline.
 
-Used by worker/requests/client, joining and kv, one a wait. Must never wait itself: the caller waits, and calls `again`.
+Used by worker/requests/client, joining, evaluators, the saver and worker/kv, one a wait. Must never wait itself: the
+caller waits, and calls `again`.
 """
 
 import time
@@ -16,7 +17,7 @@ SAY_EVERY_S = 10.0
 
 
 class Deadline:
-    """Says for whom we wait, at once and then every ten seconds; raises at the deadline."""
+    """One wait. Says for whom, at once or after `first_after_s`, then every ten seconds; raises at the deadline."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Deadline:
         return max(0.0, self._wait_s - self.waited_s)
 
     def again(self, why: str, more: Sequence[str] = (), error: BaseException | None = None) -> None:
-        """Asked again after a while; `more` is said beside the names. An `error` that no waiting mends is said, too."""
+        """Note that the wait goes on. Say `more` beside the names, and an `error` that waiting cannot mend."""
         waited_s = self.waited_s
         if waited_s > self._wait_s:
             raise WaitTimeout(f"gave up after {round(waited_s, None if waited_s >= 1 else 1):g} s: {why}")
@@ -57,7 +58,7 @@ class Deadline:
 
 
 def awaited(status: Status, me: Identity) -> tuple[list[str], list[str]]:
-    """Whom this worker waits for as ps:0 says, and what is known of them; nobody: for that ps itself."""
+    """Return for whom this worker waits according to ps:0, and what is known of them; none: for that ps itself."""
     if status.lacks:
         return [f"{status.lacks} more worker(s), as --min-workers asks"], []
     names = [me.worker_devices[w] for w in status.waiting_for if w != me.worker]

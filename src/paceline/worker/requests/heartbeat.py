@@ -23,7 +23,7 @@ BEATS_A_LEASE = 5
 
 
 class Heartbeat:
-    """`tail` is told with every beat: where this worker is (wire/messages Position)."""
+    """One worker's heartbeats. Each carries what `tail` returns: where this worker is (wire/messages Position)."""
 
     def __init__(self, connect: Callable[[], Channel], worker: int, lease_s: float, tail: Callable[[], bytes]) -> None:
         self._connect = connect
@@ -37,7 +37,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def attach(self, incarnation: int) -> None:
-        """Begin, or go on; raises ConnectionLost when ps:0 is not there, or does not know this incarnation."""
+        """Connect, and beat from now on; raise ConnectionLost if ps:0 does not answer or does not know it."""
         channel = self._connect()
         try:
             call(Once(channel, "ps:0"), m.Attach(self._worker, incarnation), m.Done, limit_s=ATTACH_S)
@@ -62,7 +62,7 @@ class Heartbeat:
                 if channel is not None:
                     channel.send(Kind.BEAT, worker=self._worker, incarnation=self._incarnation, tail=self._tail())
             except ConnectionLost:
-                with suppress(ClusterError):  # the next beat tries again; what is wrong is told by whoever trains
+                with suppress(ClusterError):  # the next beat tries again; the thread that trains reports what is wrong
                     self.attach(self._incarnation)
 
     def ask(self, request: m.Request, expects: type[R], limit_s: float) -> R:
@@ -91,7 +91,7 @@ class Heartbeat:
                 self._channel.close()
 
     def status(self) -> m.Status | None:
-        """Who is missing and whom the round waits for; None: ps:0 does not answer, so it is what we wait for."""
+        """Ask who is missing and for whom the round waits; return None if ps:0 does not answer in time."""
         try:
             return self.ask(m.AskStatus(), m.Status, STATUS_S)
         except WaitTimeout:

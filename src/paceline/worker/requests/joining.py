@@ -1,6 +1,6 @@
-"""HOW does a worker get in, and in again? Connecting, joining, starting; after a lost connection all of it once more.
+"""Connect to every ps, join and start; after a lost connection, rejoin.
 
-Used by worker/requests/client. No framework; it moves no gradients. What happens when a connection ends:
+Used by worker/requests/client. No framework; it moves no gradients. When a connection ends:
 
 1. connect again, now and then, until the deadline, and join as the same incarnation: the push that was not answered
    is sent again by the client, with the same id, and counts once;
@@ -28,7 +28,7 @@ T = TypeVar("T")
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
 PS_0 = "/job:ps/replica:0/task:0"
-TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  # of a ps that we have known
+TRANSIENT = (ConnectionLost, AuthenticationError, ProtocolError, WaitTimeout)  # of a ps that was joined before
 
 
 class Recovery(Protocol):
@@ -54,7 +54,7 @@ class NoRecovery:
 
 
 class Joining:
-    """One worker's way in. `links` grows while it joins for the first time; `incarnation` after an eviction."""
+    """Joins the ps for one worker. `links` grows while it joins for the first time, `incarnation` after an eviction."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Joining:
     # --- the first time ---------------------------------------------------------------------------------------
 
     def connect(self, index: int) -> Channel:
-        """A connection to this ps, in any start order."""
+        """Connect to this ps, in any start order."""
         return self._persist(lambda: self._connect_to(index), index, "did not answer", (ConnectionLost,))
 
     def enter(self, link: Link) -> m.Joined:
@@ -95,15 +95,14 @@ class Joining:
         return link.joined
 
     def wait_for_values(self, empty: Sequence[Link]) -> None:
-        """These ps have none, though others train: they came back without their memory. `recovery` may bring some."""
+        """Rejoin these ps, which have no values though others train, until one worker has brought some."""
         self._is_late = True
         for link in empty:
             if link.joined is not None and not link.joined.is_initialised:
                 self.again(link, ConnectionLost(f"ps:{link.index} has lost its memory"))
 
     def start(self, has_values: bool = False) -> m.Started:
-        """Wait until everybody is there (`has_values`: and has the first values); raises ConnectionLost like any other
-        question."""
+        """Wait until all workers have joined (`has_values`: and have the first values)."""
         link = self.links[0]
         waiting: Deadline | None = None
 
@@ -122,8 +121,8 @@ class Joining:
     # --- again ------------------------------------------------------------------------------------------------
 
     def again(self, link: Link, error: ClusterError, limit_s: float | None = None) -> m.Started | None:
-        """The connection to this ps ended: make it again and join. From ps:0, and after coming back as a newer
-        incarnation, what it says of the run comes back."""
+        """Connect to this ps again and rejoin. Return what ps:0 says of the run, if it was asked: the lost connection
+        was its own, or this worker came back as a newer incarnation."""
         try:
             return self._in_at_last(link, error, limit_s, SLOWEST_RETRY_S)
         except FencedOff as fenced:
@@ -147,7 +146,7 @@ class Joining:
         return self.start()  # 2
 
     def _come_back(self, known: int) -> m.Started | None:
-        """3. To all ps, ps:0 last: from its answer on the rounds count on this worker."""
+        """Rejoin all ps as a newer incarnation (3), ps:0 last: from its answer on the rounds count on this worker."""
         while True:
             self.incarnation = known + 1
             self._say(f"paceline: worker:{self._me.worker} was given up, and comes back")
@@ -177,7 +176,7 @@ class Joining:
         while True:
             if error is not None:
                 waiting.again(f"{device(index)} at {self._me.ps_addresses[index]} {what} ({error})", error=error)
-                time.sleep(pause_s)  # between attempts to connect: nobody can wake us
+                time.sleep(pause_s)  # nothing tells when a ps can be connected to
                 pause_s = min(slowest_s, 2 * pause_s or RETRY_S)
             try:
                 return attempt()
@@ -185,7 +184,7 @@ class Joining:
                 error = lost
 
     def _connect_to(self, index: int) -> Channel:
-        """By the lane that it had, unless it has moved: it may be on this host now, or not any more."""
+        """Connect by the lane that this ps had, unless it has moved: it may be on this host now, or not any more."""
         address = self._me.ps_addresses[index]
         had = (link.channel.lane for link in self.links if link.index == index and link.channel.address == address)
         channel = self._connect(address, next(had, self._me.lane), self._me.secret)

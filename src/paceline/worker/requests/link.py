@@ -1,7 +1,7 @@
-"""HOW does a worker talk to one ps? The connection, its slot, and a read that is never torn.
+"""Send one ps gradients and requests, and read its parameters without tearing.
 
 Used by worker/requests/client, one a ps. No framework: memory is bytes here. A connection that ends, or on which bytes
-were damaged, is a ConnectionLost: what is asked here is then asked again on the connection that `recover` makes.
+were damaged, raises ConnectionLost; a request is then asked again on the connection that `recover` makes.
 """
 
 import os
@@ -37,8 +37,8 @@ from paceline.worker.requests.rpc import Once, call
 TORN_TRIES = 3
 OWN_ID = 1 << 63  # of a pull into the slot: larger than every push id
 GRADIENTS = (Kind.PUSH, Kind.STAGE)
-LOOK_S = 200e-6  # so long an answer is looked for before we sleep: being woken costs more than most answers take
-MAX_LOSSES = 60  # connections in a row that ended before a single answer: then what we say is what ends them
+LOOK_S = 200e-6  # how long to spin before sleeping: being woken costs more than most answers take
+MAX_LOSSES = 60  # connections in a row that ended before a single answer: then what is sent is what ends them
 
 FENCED = int(Outcome.FENCED)
 Answered = tuple[int, int, int, bytes]  # outcome, flags, version and tail of an answer
@@ -110,7 +110,7 @@ class Link:
         return self.channel.shares_memory
 
     def join(self, join: Join) -> Joined:
-        """Step 1 of joining; on a lane that shares memory, maps what the ps hands over."""
+        """Join (step 1 of worker/requests/joining); on a lane that shares memory, map what the ps hands over."""
         joined, _ = call(Once(self.channel, self.name), join, (Joined, Fenced, Closed))
         if isinstance(joined, Fenced):
             if joined.is_taken:
@@ -150,8 +150,8 @@ class Link:
         return joined
 
     def rejoin(self, channel: Channel, join: Join) -> Joined:
-        """On a new connection. The gradient that lies in the slot moves with us, if we are still the same; what was
-        read is still of the version that it was read at."""
+        """Join on a new connection. As the same incarnation, move the gradient that lies in the slot to the new one.
+        What was read is still of the version that it was read at."""
         self.channel.close()
         self._earlier += self.channel.counts()
         old, version, lineage, is_same = self.slot, self.version, self.lineage, self._incarnation == join.incarnation
@@ -168,8 +168,8 @@ class Link:
         return joined
 
     def as_it_takes(self, gradient: Sequence[Buffer]) -> Sequence[Buffer]:
-        """What was pushed on the connection before, for this one, whose ps may have come to this host, or left it:
-        where memory is shared it lies in the slot, elsewhere it travels."""
+        """Return what a push on this connection carries of a gradient of the one before. The ps may have come to this
+        host, or left it: where memory is shared the gradient is put into the slot, elsewhere it travels."""
         if self.slot is None:
             return (self._left,) if self._left is not None and not gradient else gradient
         start = 0
@@ -197,8 +197,8 @@ class Link:
         return answered
 
     def close_run(self, request: Close) -> Closed:
-        """Say that this worker has done its part. It may hear now that it has closed already, or find that the ps has
-        ended since."""
+        """Report that this worker has done its part. A ps that has closed it already, or has ended since, is no
+        failure."""
         self.is_leaving = True
         try:
             return self.ask(request, Closed)
@@ -210,11 +210,11 @@ class Link:
             self.is_leaving = False
 
     def reconnect(self, error: ClusterError) -> None:
-        """Have another connection made, because this one is of no use any more; raise when that helps nobody."""
+        """Have another connection made; raise after too many losses in a row."""
         self._recover(self, self.note_loss(error))
 
     def note_loss(self, error: ClusterError) -> ConnectionLost:
-        """Count it; too many in a row end the patience."""
+        """Count a lost connection; raise after too many in a row."""
         self.losses += 1
         told = error if isinstance(error, ConnectionLost) else ConnectionLost(f"ps:{self.index}: {error}")
         if self.losses > MAX_LOSSES:
@@ -239,11 +239,11 @@ class Link:
                 bulk=bulk,
             )
         except ConnectionLost:
-            self.channel.stream.shutdown()  # half a frame may be on its way: nobody waits for the other half
+            self.channel.stream.shutdown()  # half a frame may be on its way, and the ps must not wait for the rest
             raise
 
     def send_bucket(self, offset: int, part: Buffer) -> None:
-        """A part of the gradient to come, for this byte of the slot; no answer."""
+        """Send a part of the next gradient, for this byte of the slot; it is not answered."""
         try:
             self.channel.send(Kind.BUCKET, 0, self._worker, self._incarnation, version=offset, bulk=(part,))
         except ConnectionLost:
@@ -276,7 +276,7 @@ class Link:
         return outcome, both >> 8, version, b""
 
     def frame(self, push_id: int) -> Answered:
-        """The frame that answers `push_id`; on tcp its parameters lie in the arena when this returns."""
+        """Return the frame that answers `push_id`; on tcp its parameters lie in the arena then."""
         frame = self._recv_answer(push_id)
         if frame.kind != Kind.ANSWER or frame.push_id != push_id:
             raise ProtocolError(f"ps:{self.index} sent kind {frame.kind} for push {frame.push_id}, not {push_id}")
@@ -292,7 +292,7 @@ class Link:
         return frame.outcome, frame.flags, frame.version, frame.tail
 
     def deliver(self, push_id: int, decisions: tuple[Decision, ...]) -> None:
-        """Bring decisions, and read nothing: parameters that come with the answer are thrown away."""
+        """Send decisions, and discard the parameters that come with the answer."""
         self.send(Kind.PULL, 0, push_id, encode(Carried(decisions)))
         self._drop_bulk(self._wait_frame(push_id))
 
@@ -381,7 +381,7 @@ class Link:
             self._note_read()
 
     def _wait_frame(self, push_id: int) -> Frame:
-        """An answer that waits for nobody else."""
+        """Wait for an answer that waits for no other worker."""
         deadline = time.monotonic() + ASK_S
         while True:
             try:
@@ -391,7 +391,7 @@ class Link:
                     raise ConnectionLost(f"ps:{self.index} has not answered for {ASK_S:.0f} s") from None
 
     def counts(self) -> Counts:
-        """What this worker and this ps gave each other so far, on all connections and in shared memory."""
+        """Return how much this worker and this ps exchanged so far, on all connections and in shared memory."""
         return self._earlier + self.channel.counts() + Counts(self.copied_in, self._copied_out)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""WHICH faults does a worker make itself? Those of `--chaos` that happen at a step of its own, or on its connections.
+"""Inject the faults of `--chaos` that happen at a worker's own step, or on its connections.
 
-Made by the context where `--chaos` names this worker; called once a step by the thread that trains, right before its
-push. A fault is written down before it happens, and a worker that was started again does not repeat it.
+Made by worker/session where `--chaos` names this worker; called once a step by the thread that trains, right before its
+push. A fault is logged before it happens, and a worker that was started again does not repeat it.
 """
 
 import os
@@ -19,7 +19,7 @@ from paceline.telemetry.faults import FaultLog, began_s
 from paceline.telemetry.paths import RunPaths
 from paceline.transport.faulty import Trouble
 
-TELL_S = 1.0  # faults that come with every message are written down together, about once in so long
+TELL_S = 1.0  # faults that come with every message are logged together, about once in so long
 
 
 class Injection:
@@ -55,7 +55,7 @@ class Injection:
         )
 
     def before_push(self, step: int, spoil: Callable[[], None]) -> None:
-        """Everything that is due at this step. `spoil` puts a NaN into the gradient."""
+        """Inject every fault that is due at this step. `spoil` puts a NaN into the gradient."""
         for fault in [f for f in self._at_step if f.at_step == step]:
             self._at_step.remove(fault)
             self._make(fault, step, spoil)
@@ -74,7 +74,7 @@ class Injection:
                     self._make(fault, step, spoil)
 
     def _first(self, fault: Fault) -> int:
-        """Which time comes next: what a predecessor missed is not made up for."""
+        """Return which repetition comes next; those that an earlier start missed are left out."""
         return 1 if fault.every_s is None else int(max(0.0, time.time() - self._began_s) / fault.every_s) + 1
 
     def _make(self, fault: Fault, step: int, spoil: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ class Injection:
             spoil()
 
     def _suffered(self, kind: str, times: int) -> None:
-        """A lasting fault has hit again; single flips were written down when they were asked for."""
+        """Count a lasting fault that has hit again; single flips were logged when they were asked for."""
         if kind not in self._lasting:
             return
         with self._counting:
@@ -107,13 +107,13 @@ class Injection:
         self._counts.clear()
 
     def close(self) -> None:
-        """Write down what was counted since the last time."""
+        """Log what was counted since the last time."""
         with self._counting:
             self._tell()
 
 
 def of(assignment: Assignment) -> Injection | None:
-    """What `--chaos` says about this worker; None: nothing."""
+    """Return the faults that `--chaos` has for this worker; None if it has none."""
     settings, task = assignment.settings, assignment.task
     mine = [f for f in chaos.parse(settings.chaos) if not f.is_sent and (f.names(task) or chaos.candidates(f, [task]))]
     if not mine or task not in assignment.cluster.workers:

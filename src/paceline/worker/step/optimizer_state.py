@@ -1,7 +1,6 @@
-"""WHERE is the optimizer's state? On the ps, in pieces; here it is put together and taken apart.
+"""Gather the optimizer's state, which lies in pieces on the ps, and scatter it to them.
 
-Used by frameworks/torch/training_step's optimizer.state_dict() and load_state_dict(), and by checkpoints. No framework:
-bytes.
+Used by the training steps of frameworks/ for what a script reads and writes, and by checkpoints. No framework: bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +29,17 @@ Slots = dict[int, dict[str, WholeSlot]]  # trained tensor -> slot name -> value
 
 
 def gather(links: Sequence[Link], layout: Layout) -> Slots:
-    """All optimizer state of the cluster, tensor by tensor."""
-    fetched = []
-    for link in links:
-        fetched.append(link.ask_bulk(m.Fetch("slots"), m.Fetched, limit_of(link.into.nbytes)))
-    return assemble(fetched, layout)
+    """Fetch all optimizer state of the cluster, tensor by tensor."""
+    return assemble([link.ask_bulk(m.Fetch("slots"), m.Fetched, limit_of(link.into.nbytes)) for link in links], layout)
 
 
 def limit_of(shard_bytes: int) -> int:
-    """How many bytes of optimizer state a shard of that size can have."""
+    """Return how many bytes of optimizer state a shard of that size can have."""
     return MAX_SLOTS * 2 * shard_bytes + (1 << 20)
 
 
 def assemble(fetched: Sequence[tuple[m.Fetched, bytearray]], layout: Layout) -> Slots:
-    """The state of every tensor, from what each ps has sent."""
+    """Put the state of every tensor together from what each ps has sent."""
     slots: Slots = {}
     for reply, block in fetched:
         for entry in reply.slots:
@@ -65,7 +61,7 @@ class Asked(Protocol):
 
 
 def scatter(links: Sequence[Asked], plan: Plan, slots: Mapping[int, Mapping[str, WholeSlot]]) -> None:
-    """The other way: each ps gets the pieces that it owns."""
+    """Send each ps the pieces that it owns."""
     for link in links:
         pieces = plan.shards[link.index]
         entries: list[m.SlotEntry] = []

@@ -1,9 +1,8 @@
-"""HOW does a worker become slower than it is? By an honest sleep in every step, as long as `--slow` says.
+"""Slow a worker down (`--slow`) by a sleep in every step, for studies of stragglers.
 
-Made for one worker, for studies of stragglers; called once a step by the thread that trains.
-Must never count time in which the worker waited for others: a machine that is five times slower computes, sends
-and receives five times as long, and waits as long as it must. In async nobody is waited for: it makes a fifth of
-the steps.
+Made for one worker; called once a step by the thread that trains. Must never count time in which the worker waited for
+others: a machine that is five times slower computes, sends and receives five times as long, and waits as long as it
+must. In mode async it makes a fifth of the steps.
 """
 
 import time
@@ -14,18 +13,15 @@ from paceline.cluster.slow import parse
 from paceline.cluster.spec import Task
 
 FIRST_STEPS = 10
-PROBE_EVERY, PROBE_STEPS, PROBE_SKIPS = (
-    100,
-    5,
-    2,
-)  # so many steps without sleeps now and then, the first from a cold cache
-KEPT = 60
+PROBE_EVERY, PROBE_STEPS = 100, 5  # after so many steps, so many without sleeps
+PROBE_SKIPS = 2  # of those, the first, which run from a cold cache
+KEPT = 60  # steps without sleeps whose times are kept
 PAYS = 10  # steps in which what a probe left out is slept
-NEWEST = 0.05
+NEWEST = 0.05  # weight of the newest step in the mean of the others
 
 
 class Slowness:
-    """Makes steps take `factor` times as long as without it; the time that `waited` is told of is left out.
+    """Makes steps take `factor` times as long as without it, less the time reported to `waited`.
 
     `hold_back` belongs between the gradient and its push. There, and only there, the parameters that the gradient
     rests on grow old while the worker sleeps, as they do on a slow machine; a sleep after the push would end with
@@ -34,7 +30,7 @@ class Slowness:
     A worker that sleeps computes from a cold cache, so its own time grows by sleeping alone. Its first steps are left
     as they are, to know how long they take, and a few now and then, which are made up for afterwards; what sleeping
     adds to the others is taken off the sleep. Of these times the lower quartile counts: the first ones are those of a
-    host on which everybody computes at once, and one that waits for a core is not slow.
+    host on which all tasks compute at once, and a task that waits for a core is not slow.
     """
 
     def __init__(
@@ -55,11 +51,11 @@ class Slowness:
         self._since_s = clock()
 
     def begin(self) -> None:
-        """The next step begins now: what came before is none of its time."""
+        """Begin the next step now; leave out the time before."""
         self._since_s, self._waited_s = self._clock(), 0.0
 
     def waited(self, seconds: float) -> None:
-        """So long this worker has just waited for others."""
+        """Leave out so many seconds, for which this worker has just waited for others."""
         self._waited_s += seconds
 
     def hold_back(self) -> None:
@@ -67,7 +63,7 @@ class Slowness:
         own_s = max(0.0, self._clock() - self._since_s - self._waited_s)
         self._steps += 1
         after_first = self._steps - FIRST_STEPS
-        probe = (after_first - 1) % (PROBE_EVERY + PROBE_STEPS) - PROBE_EVERY  # 0, 1, …: the how manieth of a probe
+        probe = (after_first - 1) % (PROBE_EVERY + PROBE_STEPS) - PROBE_EVERY  # 0, 1, …: which step of a probe
         if after_first <= 0:
             self._warm.append(own_s)
         elif probe < 0:
@@ -93,13 +89,13 @@ class Slowness:
         return sorted(self._warm)[len(self._warm) // 4]
 
     def _share(self, own_s: float) -> float:
-        """How much of its own time a step would take without the sleeps."""
+        """Return how much of its own time a step would take without the sleeps."""
         self._cold_s += (own_s - self._cold_s) * (NEWEST if self._cold_s else 1.0)
         return min(1.0, self._warm_s / self._cold_s) if self._cold_s else 1.0
 
 
 def of(text: str, task: Task) -> Slowness | None:
-    """What `--slow` says about this task; None: it runs as fast as it can.
+    """Return the slowness that `--slow` gives this task; None if it gives none.
 
     >>> of("worker:1=5x", Task("worker", 0)) is None
     True
@@ -109,7 +105,7 @@ def of(text: str, task: Task) -> Slowness | None:
 
 
 def mark(factor: float) -> str:
-    """What a slowed worker's lines say about it.
+    """Return what a slowed worker's lines say about it.
 
     >>> mark(5.0)
     'slowed 5x by --slow'

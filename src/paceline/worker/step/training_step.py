@@ -137,11 +137,11 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def mirror(self) -> None:
-        """New values lie in the arena: they are the model's now."""
+        """Copy the arena's values into the model."""
 
     @abstractmethod
     def fill_arena(self) -> None:
-        """The other way: the model's own values lie in the arena."""
+        """Copy the model's values into the arena."""
 
     @abstractmethod
     def block_of(self, specs: Sequence[TensorSpec], offsets: Sequence[int], size_bytes: int) -> bytes:
@@ -160,27 +160,28 @@ class TrainingStep(ABC):
 
     @abstractmethod
     def find_slots(self) -> None:
-        """Where gradients go; a ps that was connected to again has another slot."""
+        """Lay out where gradients go; a ps that was connected to again has another slot."""
 
     @abstractmethod
     def _option_values(self) -> Any:
-        """The optimizer's options as they are now, to be compared with those of the last push."""
+        """Return the optimizer's options as they are now, to be compared with those of the last push."""
 
     @abstractmethod
     def _group_options(self) -> list[Options]:
-        """The same as a ps takes them."""
+        """Return the options of each group as a ps takes them."""
 
     @abstractmethod
     def _spoil(self) -> None:
-        """--chaos nan: one element of the gradient is none."""
+        """Set one element of the gradient to NaN (--chaos nan)."""
 
     @abstractmethod
     def device_name(self, pin: Callable[[], Any]) -> str:
-        """What tables show for the device that this model is on; `pin` finds the worker's own, in torch's words."""
+        """Return what tables show for the device that this model is on; `pin` finds the worker's own, in torch's
+        words."""
 
     @abstractmethod
     def mapping_lines(self, task: Task) -> list[str]:
-        """The lines `Device mapping:` of --log-device-placement."""
+        """Return the lines `Device mapping:` of --log-device-placement."""
 
     # --- connecting -------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class TrainingStep(ABC):
             self.client.pull()
 
     def parameters_of(self, index: int) -> memoryview:
-        """What this worker has of one shard."""
+        """Return this worker's parameters of one shard."""
         self.fill_arena()
         base = self.plan.base(index)
         return self.arena.memory[base : base + self.plan.shard_bytes[index]]
@@ -497,11 +498,11 @@ class TrainingStep(ABC):
         self.send_carried()
 
     def carried_block(self) -> bytes:
-        """The values of all carried tensors, one after the other."""
+        """Return the values of all carried tensors, one after the other."""
         return self.block_of(self.layout.carried, self.layout.carried_offsets, self.layout.carried_bytes)
 
     def own_block(self) -> bytes:
-        """The values of all buffers, one after the other."""
+        """Return the values of all buffers, one after the other."""
         return self.block_of(self.layout.own, self.layout.own_offsets, self.layout.own_bytes)
 
     def send_carried(self) -> None:
@@ -546,7 +547,8 @@ class TrainingStep(ABC):
 
 
 def bits(flags: Sequence[bool]) -> bytes:
-    """
+    """Pack flags into bytes, the first into the lowest bit.
+
     >>> bits([True, False, True]).hex()
     '05'
     """

@@ -8,6 +8,7 @@ from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
+from paceline.server.control import leaving, waiting
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.server.requests import Requests
@@ -61,7 +62,7 @@ class Asked:
 
     def drop(self, worker: int, incarnation: int = 1) -> None:
         """It goes away."""
-        self.core.control.drop((worker, incarnation), 0.0)
+        leaving.drop(self.core.control, (worker, incarnation), 0.0)
         self.tell(self.core.perform(self.core.control.take()))
 
     def tell(self, sends: Sends) -> None:
@@ -231,7 +232,7 @@ def test_a_barrier_lets_out_the_holder_of_a_ticket_that_everybody_waits_for() ->
     assert asked.ask(2, m.Barrier()) == []
     asked.core.control.state.push((0, 1), 1, base=0)
     assert asked.core.control.state.waiting.keys() == {(0, 1)}
-    asked.core.control.release_barrier()
+    waiting.release_barrier(asked.core.control)
     asked.tell(asked.core.perform(asked.core.control.take()))
     assert asked.said(2) == [asked.core.control.dial]
 
@@ -263,11 +264,11 @@ def test_nobody_goes_on_before_all_who_began_have_the_first_values() -> None:
     assert asked.ask(0, m.Start(has_values=True)) == []
     assert [told.is_first for told in asked.ask(2, m.Start())] == [True], "it has joined as early, and asks late"
     assert asked.ask(1, m.Start(has_values=True)) == []
-    assert asked.core.control.who_waits() == {(0, 1), (1, 1)}, "they stand still through no fault of their own"
+    assert waiting.who_waits(asked.core.control) == {(0, 1), (1, 1)}, "they stand still through no fault of their own"
     (status,) = asked.ask(stranger(), m.AskStatus())
     assert status.missing == [2]
     asked.drop(2, 1)  # dead, before it had them
-    asked.tell(asked.core.perform(asked.core.control.tick(0.0)))
+    asked.tell(asked.core.perform(leaving.tick(asked.core.control, 0.0)))
     assert [type(told) for worker in range(2) for told in asked.said(worker)] == [m.Started, m.Started]
     again = asked.join(2, SECOND)
     (told,) = asked.ask(again, m.Start())

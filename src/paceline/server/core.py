@@ -22,6 +22,7 @@ from paceline.params.layout import Layout
 from paceline.params.placement import place
 from paceline.server import recovery
 from paceline.server.control import control as control_plane
+from paceline.server.control import questions
 from paceline.server.control.actions import (
     Action,
     Add,
@@ -385,7 +386,8 @@ class Core:
     def report(self) -> PsReport:
         """Return what this ps did so far."""
         peers = self.peers.values()
-        return self.control.report(
+        return questions.report(
+            self.control,
             self.apply_s,
             self.bytes_in + sum(peer.channel.bytes_in for peer in peers),
             self.bytes_out + sum(peer.channel.bytes_out for peer in peers),

@@ -9,7 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import ProtocolError, Refused
-from paceline.server.control import rewinding, roles, saving, switching
+from paceline.server.control import (
+    joining,
+    leaving,
+    questions,
+    rewinding,
+    roles,
+    saving,
+    starting,
+    switching,
+    waiting,
+)
 from paceline.server.control.control import Control
 from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.wire import messages as m
@@ -19,14 +29,14 @@ WORKER_SEND_S = 600.0  # a worker that evaluates between two steps does not read
 Report = Callable[[str, bytes], None]
 
 EVENTS: dict[type, Callable[..., Any]] = {
-    m.Start: Control.started,
-    m.Attach: Control.attached,
-    m.Pause: Control.paused,
-    m.Resume: Control.resumed,
-    m.Barrier: Control.barrier,
-    m.Steps: Control.steps,
-    m.Serves: Control.serves,
-    m.Lost: Control.lost,
+    m.Start: starting.started,
+    m.Attach: joining.attached,
+    m.Pause: waiting.paused,
+    m.Resume: waiting.resumed,
+    m.Barrier: waiting.barrier,
+    m.Steps: waiting.steps,
+    m.Serves: leaving.serves,
+    m.Lost: leaving.lost,
     m.Ready: switching.ready,
     m.SwitchMode: switching.switch_mode,
     m.Align: switching.align,
@@ -35,9 +45,9 @@ EVENTS: dict[type, Callable[..., Any]] = {
     m.Restored: rewinding.restored,
 }
 QUESTIONS: dict[type, Callable[[Control, float], m.Reply]] = {
-    m.AskStatus: Control.status,
-    m.AskDecisions: Control.decisions,
-    m.Describe: Control.describe,
+    m.AskStatus: questions.status,
+    m.AskDecisions: questions.decisions,
+    m.Describe: questions.describe,
 }
 
 
@@ -68,13 +78,13 @@ class Requests:
         """Check the worker, make the shard for the first one, and let it in."""
         core = self.core
         with core.lock:
-            core.control.check_join(message)
+            joining.check_join(core.control, message)
             if core.shard is not None:
                 if wrong := core.shard.refusal_of(message.optimizer.groups):
                     raise Refused(f"the optimizer of worker:{message.worker} cannot make an update on a ps: {wrong}")
-            elif core.control.brings_model(message):
+            elif joining.brings_model(core.control, message):
                 self._make_shard(message)
-            sends = core.perform(core.control.joined(peer.id, message, core.now_s()))
+            sends = core.perform(joining.joined(core.control, peer.id, message, core.now_s()))
             if peer.key is not None:
                 peer.channel.stream.set_send_timeout(WORKER_SEND_S)
         return sends
@@ -97,12 +107,12 @@ class Requests:
         block = bytearray(shard.size_bytes + carried)
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
-            if core.control.initialises(peer.id, message):
+            if starting.initialises(core.control, peer.id, message):
                 values = memoryview(block)[: shard.size_bytes]
                 is_read = core.control.rewinding.is_by(peer.id)  # workers may be reading what lies there
                 (shard.assign if is_read else shard.fill)(values)
                 core.store(0, block[shard.size_bytes :])
-            return core.perform(core.control.initialised(peer.id, message, core.now_s()))
+            return core.perform(starting.initialised(core.control, peer.id, message, core.now_s()))
 
     def rewind(self, peer: Peer, message: m.Rewind, frame: Frame) -> Sends:
         """Begin to take values from a worker."""
@@ -138,7 +148,7 @@ class Requests:
         block = bytearray(frame.bulk_bytes)
         peer.channel.recv_bulk(frame, memoryview(block))
         with core.lock:
-            core.control.check_assigner(peer.id)
+            starting.check_assigner(core.control, peer.id)
             core.assign(message, block)
         return [(peer, Reply(m.Done()))]
 
@@ -176,7 +186,7 @@ class Requests:
         for index, report in enumerate(message.ps_reports, start=1):
             self._on_report(f"ps:{index}", report)
         with core.lock:
-            return core.perform(core.control.closed(peer.id, message, core.now_s()))
+            return core.perform(leaving.closed(core.control, peer.id, message, core.now_s()))
 
 
 _METHODS: dict[type, Callable[..., Sends]] = {

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from paceline.errors import ConnectionLost, PacelineError, ProtocolError
+from paceline.server.control import joining, leaving
 from paceline.server.control.actions import Answer
 from paceline.server.control.config import PsConfig
 from paceline.server.control.validation import is_ordinary, options_problem
@@ -94,12 +95,12 @@ class Service:
     def _is_over(self) -> bool:
         core = self.core
         with core.lock:
-            return core.control.is_over(core.now_s(), self.is_released, self._all_have_ended)
+            return leaving.is_over(core.control, core.now_s(), self.is_released, self._all_have_ended)
 
     def _expire(self) -> None:
         core = self.core
         with core.lock:
-            sends = core.perform(core.control.tick(core.now_s()))
+            sends = core.perform(leaving.tick(core.control, core.now_s()))
         self._send_all(sends)
 
     def _wake_after(self, after_s: float) -> None:
@@ -169,6 +170,11 @@ class Service:
     def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
         """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
         control = self.core.control
+    def _fail(self, error: Exception) -> None:
+        """End the ps with this error: its state and its numbers may disagree now."""
+        self._failure = self._failure or error
+        self._over.set()
+
         key = control.keys.get(peer.id) or control.beats.get(peer.id)
         who = f"worker:{key[0]}" if key is not None else "a connection on which nobody has joined"
         told = f"{who}: {error}; its connection is ended"
@@ -182,14 +188,15 @@ class Service:
             core.peers.pop(peer.id, None)
             core.bytes_in += peer.channel.bytes_in
             core.bytes_out += peer.channel.bytes_out
-            sends = core.perform(core.control.ended(peer.id, core.now_s()))
+            sends = core.perform(leaving.ended(core.control, peer.id, core.now_s()))
         self._send_all(sends)
         if self._is_over():
             self._over.set()
 
     def _beat(self, peer: Peer, frame: Frame) -> None:
         position = decode(frame.tail) if frame.tail else None
-        self.core.control.beat(peer.id, position if isinstance(position, Position) else None, self.core.now_s())
+        where = position if isinstance(position, Position) else None
+        joining.beat(self.core.control, peer.id, where, self.core.now_s())
 
     def _cold(self, peer: Peer, frame: Frame) -> None:
         core = self.core

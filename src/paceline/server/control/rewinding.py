@@ -19,6 +19,7 @@ import msgspec
 from paceline.cluster.membership import Phase
 from paceline.errors import Refused
 from paceline.modes import make as make_mode
+from paceline.server.control import leaving, starting
 from paceline.server.control.actions import Action, Free, Restored, SetVersion
 from paceline.telemetry.ledger import FROM_CHECKPOINT, FROM_WORKER
 from paceline.wire import messages as m
@@ -143,7 +144,7 @@ def fence_all(control: "Control", now_s: float) -> None:
     control.saving.forget(control)
     for worker in control.members.live:
         key = (worker, control.members[worker].incarnation)
-        control.drop(key, now_s)
+        leaving.drop(control, key, now_s)
         control.members.fence(*key)
 
 
@@ -163,5 +164,5 @@ def restored(control: "Control", connection: int, message: m.Restored, now_s: fl
     """The values are there."""
     control.rewinding.end(control, connection, message, now_s)
     control.say(connection, m.Done())
-    control.release_starters(now_s)
+    starting.release_starters(control, now_s)
     return control.take()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import Refused
 from paceline.modes import make as make_mode
 from paceline.modes.spec import check
+from paceline.server.control import starting, waiting
 from paceline.server.control.actions import Action, ModeHolds
 from paceline.telemetry.records import ModeChange
 from paceline.wire import messages as m
@@ -57,7 +58,7 @@ def switch_mode(control: "Control", connection: int, message: m.SwitchMode, now_
     control.wanted = wanted
     control.do(control.state.begin_switch(now_s), now_s)
     switch_if_still(control, now_s)
-    control.release_starters(now_s)
+    starting.release_starters(control, now_s)
     return control.take()
 
 
@@ -78,8 +79,8 @@ def switch_if_still(control: "Control", now_s: float) -> None:
     state, after = control.state, control.wanted
     if after is None or state.rounds.votes or state.waiting:
         return
-    waiting = (control.standing, control.in_barrier, control.ticket_waiters, control.starters)
-    if not control.members.training <= {key[0] for keys in waiting for key in keys}:
+    still = (control.standing, control.in_barrier, control.ticket_waiters, control.starters)
+    if not control.members.training <= {key[0] for keys in still for key in keys}:
         return
     if control.members.is_over:
         give_up(control, "the run ended before its mode could change")
@@ -98,7 +99,7 @@ def switch_if_still(control: "Control", now_s: float) -> None:
         control.say(connection, m.Switched(before, after, state.version, pause_ms))
     control.standing.clear()
     control.switchers.clear()
-    control.release_tickets()
+    waiting.release_tickets(control)
 
 
 def give_up(control: "Control", reason: str) -> None:

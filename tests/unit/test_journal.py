@@ -3,7 +3,8 @@
 import pytest
 from lives import Killed, Pieces
 
-from paceline.server.journal import Journal
+from paceline.errors import PacelineError
+from paceline.server.journal import PLACE_BYTES, Journal
 
 
 class Fatal:
@@ -67,3 +68,10 @@ def test_what_is_announced_is_found_until_it_holds(how: str) -> None:
     journal = Journal(memory)
     getattr(journal, how)(b"then")
     assert Journal(memory).jobs_done == 0, "of another one nothing is done yet"
+
+
+def test_what_does_not_fit_ends_the_ps() -> None:
+    """It is decided by then: an error that only refuses a request would let the ps go on without it."""
+    with pytest.raises(Exception, match="is the limit") as raised:
+        Journal(Pieces()).write(bytes(PLACE_BYTES))
+    assert not isinstance(raised.value, PacelineError)

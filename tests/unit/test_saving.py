@@ -16,6 +16,7 @@ from paceline.params.layout import Layout, TensorSpec
 from paceline.params.placement import place
 from paceline.server.control.actions import Answer
 from paceline.server.control.saving import Saving
+from paceline.server.control.saving import copy as copy_with_buffers
 from paceline.transport.base import Buffer
 from paceline.wire import messages as m
 from paceline.wire.frames import Flag, Outcome
@@ -68,6 +69,30 @@ def test_what_is_fetched_is_of_the_copy_that_was_asked_for() -> None:
         parts_of(life, first, "slots")
     assert (second.version, second.number) == (4, 2)
     assert parts_of(life, second) != wanted
+
+
+def test_a_copy_that_is_refused_leaves_nothing_to_do() -> None:
+    """Else the carried tensors of the next request, another worker's perhaps, would be stored as the chief's."""
+    life = ps()
+    control = life.core.control
+    control.is_initialised = False
+    with pytest.raises(Refused, match="nothing to save yet"):
+        copy_with_buffers(control, 1, m.Copy(0, 1, is_now=True), 0.0, has_buffers=True)
+    assert control.take() == []
+
+
+def test_a_heartbeat_may_come_while_a_copy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no lock, and may say where a worker is of which nothing was known."""
+    life = ps()
+    saving, replace = life.core.control.saving, msgspec.structs.replace
+    saving.heard(m.Position(0, steps=3))
+
+    def slow(position: m.Position, **changes: object) -> m.Position:
+        saving.heard(m.Position(1))
+        return replace(position, **changes)
+
+    monkeypatch.setattr("paceline.server.control.saving.msgspec.structs.replace", slow)
+    assert [where.worker for where in copy_of(life).positions][:1] == [0]
 
 
 def test_a_copy_on_its_way_is_not_overwritten() -> None:

@@ -1,19 +1,22 @@
 """When does a ps end? Not while a worker that went away may still come, also if it went before this ps was started."""
 
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from paceline.cluster.membership import Phase
+from paceline.errors import ConnectionLost
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.server.control.config import PsConfig
 from paceline.server.control.rewinding import BACK_S
-from paceline.server.core import Peer
+from paceline.server.core import Peer, Sends
 from paceline.server.service import Service
 from paceline.wire.frames import Frame, Kind
+from paceline.wire.messages import AskStatus, encode
 
 REJOIN_S = 50.0
 
@@ -81,3 +84,49 @@ def test_what_cannot_be_decoded_is_told_once_with_who_sent_it(service: Service) 
     assert len(told) == 1
     assert "worker:1" in told[0]
     assert "a message that does not parse" in told[0]
+
+
+def test_a_bug_ends_the_ps_also_when_the_one_who_asked_is_gone(service: Service) -> None:
+    """State and numbers may disagree: what the others do next must not build on them."""
+
+    def is_gone(message: object) -> None:
+        raise ConnectionLost("closed")
+
+    def breaks(*of: object) -> Sends:
+        raise ValueError("a bug")
+
+    service.requests.handle = breaks  # type: ignore[method-assign]
+    tail = encode(AskStatus())
+    frame = Frame(Kind.COLD, 0, 0, 0, 0, len(tail), 0, 0, 0, tail=tail)
+    channel = SimpleNamespace(recv=lambda: frame, say=is_gone, bytes_in=0, bytes_out=0)
+    service._serve(Peer(channel))  # type: ignore[arg-type]
+    assert isinstance(service._failure, ValueError) and service._over.is_set()
+
+
+def test_nothing_is_decided_after_what_could_not_be_written_down(service: Service) -> None:
+    """A full disk, say: a journal that is written later would hold what was decided, and its update is not made."""
+
+    def is_full(*of: object) -> None:
+        raise OSError("no space left on device")
+
+    core = service.core
+    core.ledger = SimpleNamespace(decided=is_full)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="no space"):
+        core.perform([])
+    core.ledger = None
+    with pytest.raises(ConnectionLost, match="is ending"):
+        core.perform([])
+
+
+def test_the_error_of_the_thread_that_failed_is_the_error_of_the_ps(service: Service) -> None:
+    """Leases are looked at while another thread fails: the ps must not end with what follows from that."""
+    service.core.is_broken = True
+    service._failure = ValueError("the cause")
+    with pytest.raises(ValueError, match="the cause"):
+        service.run(lambda core: None)
+    service._failure = None
+    service._over.clear()
+    with suppress(ConnectionLost):
+        service._wake_after(0.0)
+        service._wake_when_due()
+    assert service._failure is None and service._over.is_set()

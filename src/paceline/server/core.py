@@ -100,7 +100,7 @@ class Core:
         self.ledger: PsLedger | None = None  # set by write_down, with --ledger
         self.memory: Memory = memory or Memory()
         self.durable = Durable(self) if self.memory.is_kept else None
-        self.is_broken = False  # an update failed half way: nothing that is known here is true
+        self.is_broken = False  # an event was not performed to its end: nothing that is known here is true
         self.apply_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -114,6 +114,7 @@ class Core:
         """Make the actions of one event true; return what is to be sent without the lock. `block`: came with it."""
         if self.is_broken:
             raise ConnectionLost("this ps failed in the middle of an update, and is ending")
+        self.is_broken = True  # until all is done: what was decided must not be built on if it is not
         jobs: list[Job] = []
         copy: Copy | None = None
         copy_after = 0
@@ -159,6 +160,7 @@ class Core:
                     sends.append((peer, action))
             elif type(action) is not Apply:
                 self._effect(action, sends)
+        self.is_broken = False
         return sends
 
     def do_jobs(
@@ -173,8 +175,9 @@ class Core:
         after a death, so many were done, and the next one perhaps half."""
         for number in range(len(jobs) + 1):
             if copy is not None and number == copy_after:
-                shard, has_averages = self.the_shard(), self.config.ema is not None
-                self.copies.take(shard, copy.number, copy.version, bytes(self.carried), has_averages)
+                assert self.shard is not None
+                has_averages = self.config.ema is not None
+                self.copies.take(self.shard, copy.number, copy.version, bytes(self.carried), has_averages)
             if number == len(jobs):
                 return
             job = jobs[number]
@@ -189,7 +192,6 @@ class Core:
     def _do(self, job: Job, number: int = 0, is_again: bool = False) -> None:
         assert self.shard is not None
         began = time.perf_counter()
-        self.is_broken = True
         if type(job) is Apply:
             parts = []
             for part in job.parts:
@@ -197,7 +199,6 @@ class Core:
             self.shard.apply(parts, job.divisor, job.round is not None, number, is_again)
         elif type(job) is Add:
             self.shard.add_up(self.slots[job.key], job.is_first, number, is_again)
-        self.is_broken = False
         self.apply_s += time.perf_counter() - began
 
     def _effect(self, action: Action, sends: Sends) -> None:

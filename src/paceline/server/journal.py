@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from paceline.errors import ProtocolError
 from paceline.params.arena import Arena
 from paceline.server.control.actions import Add, Apply, Part
 from paceline.server.control.control import Control
@@ -255,7 +254,7 @@ class Journal:
     def _lay(self, data: bytes, before: int) -> int:
         """Write a whole record into the place that neither the committed nor the announced one has; return its turn."""
         if len(data) + 8 > PLACE_BYTES:
-            raise ProtocolError(f"a ps that knows {len(data)} bytes of its workers; {PLACE_BYTES} is the limit")
+            raise OverflowError(f"a ps that knows {len(data)} bytes of its workers; {PLACE_BYTES} is the limit")
         place = self._whole ^ 1
         self._sizes[place][0] = len(data)
         self._places[place][8 : 8 + len(data)] = data

@@ -61,7 +61,10 @@ class Service:
         """Watch leases until the run is over. `on_tick` is called four times a second, without the lock."""
         try:
             while not self._over.wait(TICK_S):
-                self._expire()
+                try:
+                    self._expire()
+                except ConnectionLost:  # as in _wake_when_due
+                    break
                 on_tick(self.core)
                 if self.core.durable is not None:
                     with self.core.lock:
@@ -123,9 +126,10 @@ class Service:
                 self._wake_s = [at_s for at_s in self._wake_s if at_s > now_s]
             try:
                 self._woken()
-            except Exception as error:  # as in _serve: end the ps, loudly
-                self._failure = self._failure or error
+            except ConnectionLost:  # another thread has failed, and ends the ps with its error
                 self._over.set()
+            except Exception as error:
+                self._fail(error)
 
     def _woken(self) -> None:
         core = self.core
@@ -161,20 +165,19 @@ class Service:
             return  # the worker went away: it connects again, or not
         except ProtocolError as error:
             self._tell_wrong(peer, error)  # what it sent cannot be trusted: the same as if it went away
-        except Exception as error:  # state and numbers may disagree now: end the ps, loudly, before anybody waits
-            self._failure = self._failure or error
-            self._over.set()
+        except Exception as error:
+            self._fail(error)
         finally:
             self._ended(peer)
 
-    def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
-        """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
-        control = self.core.control
     def _fail(self, error: Exception) -> None:
         """End the ps with this error: its state and its numbers may disagree now."""
         self._failure = self._failure or error
         self._over.set()
 
+    def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
+        """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
+        control = self.core.control
         key = control.keys.get(peer.id) or control.beats.get(peer.id)
         who = f"worker:{key[0]}" if key is not None else "a connection on which nobody has joined"
         told = f"{who}: {error}; its connection is ended"
@@ -200,15 +203,16 @@ class Service:
 
     def _cold(self, peer: Peer, frame: Frame) -> None:
         core = self.core
-        core.control.asks(peer.id, core.now_s())
+        joining.asks(core.control, peer.id, core.now_s())
         try:
             sends = self.requests.handle(peer, decode(frame.tail), frame)
         except (ConnectionLost, ProtocolError):
             raise
         except PacelineError as error:
             sends = [(peer, Reply(Failed(str(error)), reason=str(error)))]
-        except Exception as error:  # a bug of ours: whoever asked hears of it, and the log has the traceback
-            peer.channel.say(Failed(f"ps:{core.config.index} failed: {error!r}"))
+        except Exception as error:  # a bug of ours: the client is told, and the log has the traceback
+            with suppress(ConnectionLost):
+                peer.channel.say(Failed(f"ps:{core.config.index} failed: {error!r}"))
             raise
         self._answer(sends, peer)
 

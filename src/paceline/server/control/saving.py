@@ -203,7 +203,7 @@ class Saving:
             control.out.append(self._copied(control, state.version))
         copy = self.copy
         if copy is not None and (message.is_now or message.is_again):
-            return self._told(control, copy, self.newest.values(), self._behind(control, copy.version))
+            return self._told(control, copy, list(self.newest.values()), self._behind(control, copy.version))
         if control.config.index != 0:
             return self._told(control, copy, (), ()) if copy is not None else m.Copied(False, True)
         if self.target is None:
@@ -224,7 +224,7 @@ class Saving:
 
     def _behind(self, control: "Control", version: int) -> list[int]:
         """Return the workers that have not said where they are at this version."""
-        known = {w for w, position in self.newest.items() if position.version == version}
+        known = {w for w, position in list(self.newest.items()) if position.version == version}
         return sorted(set(control.members.live) - known)
 
     def _told(
@@ -259,7 +259,9 @@ class Saving:
             self._collected[position.worker] = position
 
     def heard(self, position: m.Position) -> None:
-        """A heartbeat says where a worker is; one that stands where it stood keeps what it said in full."""
+        """Note where a heartbeat says that a worker is; one that stands where it stood keeps what it said in full.
+
+        Called without the lock, so all that iterates over `newest` takes a copy of it first."""
         known = self.newest.get(position.worker)
         is_newer = known is not None and not known.at and position.groups is not None
         if known is None or known.numbers != position.numbers or is_newer:
@@ -291,9 +293,9 @@ def position(
 def copy(control: "Control", connection: int, message: m.Copy, now_s: float, has_buffers: bool = False) -> list[Action]:
     """From the worker that writes a checkpoint, on a connection of its own."""
     check_writer(control, connection, message.worker, message.incarnation)
+    reply = control.saving.asked(control, message, now_s)
     if has_buffers:
         control.saving.carried(control, message.worker)
-    reply = control.saving.asked(control, message, now_s)
     if reply.is_taken:
         control.out.append(SayCopied(connection, reply))
     else:

@@ -15,10 +15,10 @@ from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
 from paceline.transport import channel as channels
 from paceline.transport.base import Stream
-from paceline.transport.channel import Channel, accept
+from paceline.transport.channel import Channel, Codec, accept
 from paceline.transport.security import as_client
 from paceline.wire import messages as m
-from paceline.wire.frames import Codec, Kind
+from paceline.wire.frames import Kind
 
 SECRET = b"s" * 32
 KEYS = (b"u" * 32, b"d" * 32)

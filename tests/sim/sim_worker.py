@@ -11,7 +11,7 @@ from sim_watch import Gradient
 from paceline.errors import ConnectionLost, Refused
 from paceline.wire import messages as m
 from paceline.wire.decisions import Decision
-from paceline.wire.frames import Flag, Frame, Kind, Outcome
+from paceline.wire.frames import SLEEPS, Flag, Frame, Kind, Outcome
 
 if TYPE_CHECKING:
     from sim_run import Cluster
@@ -176,7 +176,7 @@ class Worker(Task):
     def send_push(self, link: Link, kind: Kind, flags: int) -> None:
         self.write_slot(link)
         if link.slot is not None and not (self.has_rounds and len(self.links) > 1):
-            link.slot.bell.sleeps_for = self.push_id
+            link.slot.bell[SLEEPS] = self.push_id
         link.send(kind, flags, self.push_id, gradient=self.gradient_for(link))
 
     def take(self) -> Doing:

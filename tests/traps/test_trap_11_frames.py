@@ -12,8 +12,9 @@ import paceline
 from paceline.errors import ProtocolError
 from paceline.server import service
 from paceline.transport import channel
+from paceline.transport.channel import Codec
 from paceline.wire import messages
-from paceline.wire.frames import FRAME_BYTES, Codec, Kind
+from paceline.wire.frames import FRAME_BYTES, Kind
 from paceline.worker.step import training_step
 
 LOCK = threading.Lock()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import ProtocolError
 from paceline.modes.spec import ModeSpec
+from paceline.transport.channel import Codec
 from paceline.wire import messages as m
-from paceline.wire.frames import FRAME_BYTES, HEADER_BYTES, MAX_TAIL_BYTES, Codec, Flag, Frame, Kind, Outcome
+from paceline.wire.frames import FRAME_BYTES, HEADER_BYTES, MAX_TAIL_BYTES, Flag, Frame, Kind, Outcome
 
 UP, DOWN = b"u" * 32, b"d" * 32
 

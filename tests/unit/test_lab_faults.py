@@ -28,7 +28,8 @@ import sys
 from paceline.lab.scripts import bare
 bare.take_out(sys.argv[1:])
 from paceline.transport import channel
-from paceline.wire.frames import Codec, Kind
+from paceline.transport.channel import Codec
+from paceline.wire.frames import Kind
 from paceline.frameworks.torch.gradients import Outgoing
 codec = channel.Codec(b"1" * 32, b"2" * 32)
 stranger = channel.Codec(b"3" * 32, b"4" * 32)

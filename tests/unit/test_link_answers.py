@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.server.service import ring
 from paceline.transport.base import Buffer, Stream
 from paceline.transport.channel import Channel
-from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell, Frame, Kind, Outcome
+from paceline.wire.frames import SEGMENT_HEAD_BYTES, Frame, Kind, Outcome
 from paceline.worker.requests import link as module
 from paceline.worker.requests.link import Link
 
@@ -19,20 +20,20 @@ class Waiting:
 
     def __init__(self, patch: pytest.MonkeyPatch, lane: str, after: int | None) -> None:
         self.header = memoryview(bytearray(SEGMENT_HEAD_BYTES))
-        self.ps, self.looks, self.frames = Bell(self.header), 0, 0
+        self.cells, self.looks, self.frames = self.header.cast("Q"), 0, 0
         self._after, self._now_s = after, 0.0
         channel = SimpleNamespace(lane=lane, shares_memory=True, recv=self._recv)
         self.link = Link(channel, 0, memoryview(bytearray(8)), 1, 1)  # type: ignore[arg-type]
-        self.link._bell = self.ps.cells
+        self.link._bell = self.cells
         patch.setattr(module.os, "sched_yield", self._look)
         patch.setattr(module, "perf_counter", self._passing)
         if after == 0:
-            self.ps.ring(7, 3, Outcome.APPLIED, 0)
+            ring(self.cells, 7, 3, Outcome.APPLIED, 0)
 
     def _look(self) -> None:
         self.looks += 1
         if self.looks == self._after:
-            assert not self.ps.ring(7, 3, Outcome.APPLIED, 0), "nobody sleeps yet"
+            assert not ring(self.cells, 7, 3, Outcome.APPLIED, 0), "nobody sleeps yet"
 
     def _passing(self) -> float:
         self._now_s += module.LOOK_S / 10
@@ -40,7 +41,7 @@ class Waiting:
 
     def _recv(self) -> Frame:
         self.frames += 1
-        assert self.ps.ring(7, 3, Outcome.APPLIED, 0), "it sleeps, and the ps knows"
+        assert ring(self.cells, 7, 3, Outcome.APPLIED, 0), "it sleeps, and the ps knows"
         return ANSWER
 
 

@@ -26,7 +26,17 @@ from paceline.server.requests import Report, Requests
 from paceline.transport.acceptor import Acceptor
 from paceline.transport.base import Buffer
 from paceline.transport.channel import Channel
-from paceline.wire.frames import WITHOUT_PARAMETERS, Flag, Frame, Kind, Outcome
+from paceline.wire.frames import (
+    ANSWERED,
+    OUTCOME,
+    SLEEPS,
+    VERSION,
+    WITHOUT_PARAMETERS,
+    Flag,
+    Frame,
+    Kind,
+    Outcome,
+)
 from paceline.wire.messages import Carried, Failed, Options, Position, PushTail, decode, encode
 
 TICK_S = 0.25
@@ -337,7 +347,7 @@ class Service:
         tail = encode(Carried(answer.decisions)) if core.config.num_ps > 1 and answer.decisions else b""
         if peer.channel.shares_memory and not is_pull and not has_tail:
             assert peer.slot is not None
-            if not peer.slot.bell.ring(answer.push_id, answer.version, answer.outcome, flags):
+            if not ring(peer.slot.bell, answer.push_id, answer.version, answer.outcome, flags):
                 return
         version: int = answer.version
         bulk: Sequence[Buffer] = ()
@@ -368,3 +378,22 @@ class Service:
             into = peer.slot.parameters
             into[:] = core.shard.memory
             return core.control.state.version, (into,)
+
+
+def ring(cells: memoryview, push_id: int, version: int, outcome: int, flags: int) -> bool:
+    """Write an answer into a bell, its push id last; return whether the worker sleeps, so that a frame must wake it.
+
+    A worker writes its push id to SLEEPS before it blocks, and reads ANSWERED once more after that. A processor may let
+    both sides miss each other; a blocked worker reads again whenever its read times out, so that costs a moment, never
+    a hang.
+
+    >>> cells = memoryview(bytearray(64)).cast("Q")
+    >>> ring(cells, push_id=7, version=3, outcome=0, flags=4)
+    False
+    >>> cells[ANSWERED], cells[VERSION], cells[OUTCOME] & 0xFF, cells[OUTCOME] >> 8
+    (7, 3, 0, 4)
+    """
+    cells[VERSION] = version
+    cells[OUTCOME] = outcome | flags << 8
+    cells[ANSWERED] = push_id
+    return cells[SLEEPS] == push_id

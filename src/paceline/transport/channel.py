@@ -3,9 +3,12 @@
 Used by server/service and worker/requests/client. Sending is safe from any thread; receiving belongs to one.
 """
 
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
 
 import msgspec
 import xxhash
@@ -16,7 +19,7 @@ from paceline.params.arena import has_shared_memory
 from paceline.transport import LANES, tls
 from paceline.transport.base import Buffer, Stream
 from paceline.transport.security import Role, as_client, as_server, deadline_s, keys_dir_of
-from paceline.wire.frames import FRAME_BYTES, MAX_TAIL_BYTES, NO_TAIL, TAIL_BYTES, Codec, Frame, Kind
+from paceline.wire.frames import FRAME_BYTES, HEADER_BYTES, MAX_TAIL_BYTES, NO_TAIL, TAIL_BYTES, Frame, Kind
 from paceline.wire.messages import Reply, Request, decode, encode
 
 HASH_BYTES = 1 << 20  # the xxh3 of bulk up to this size is in its frame; of larger bulk it follows the bulk
@@ -26,6 +29,10 @@ CHECKSUM_BYTES = 8
 ASK_S = 120.0  # limit for a reply that waits for no other task
 PIECE_BYTES = 1 << 16  # memory for a tail is allocated as it comes, not as it is claimed
 SMALL_TAIL_BYTES = 1 << 16  # limit for roles that bring no model
+
+_HEADER = struct.Struct("<BBHH2xIIQQQQ")
+_COUNTER = struct.Struct("<Q")
+_SEEN_BYTES = HEADER_BYTES + _COUNTER.size  # what the MAC covers: header and counter, then the tail
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -48,6 +55,80 @@ class Counts(msgspec.Struct, frozen=True):
             None if self.tcp_sent is None or other.tcp_sent is None else self.tcp_sent + other.tcp_sent,
             None if self.tcp_received is None or other.tcp_received is None else self.tcp_received + other.tcp_received,
         )
+
+
+class Codec:
+    """Pack frames with one key and its counter; check frames with the other key and its counter.
+
+    >>> a, b = Codec(b"1" * 32, b"2" * 32), Codec(b"2" * 32, b"1" * 32)
+    >>> frame = bytes(a.pack(Kind.BEAT, 0, 3, 1, 0, b"", 7, 0, 0))
+    >>> b.unpack(bytearray(frame)).push_id
+    7
+    """
+
+    def __init__(self, send_key: bytes, recv_key: bytes) -> None:
+        self._send_key = send_key
+        self._recv_key = recv_key
+        self._sent = 0
+        self._received = 0
+        self._out = bytearray(FRAME_BYTES)
+        self._out_seen = memoryview(self._out)[:_SEEN_BYTES]
+
+    def pack(
+        self,
+        kind: int,
+        flags: int,
+        worker: int,
+        incarnation: int,
+        outcome: int,
+        tail: bytes,
+        push_id: int,
+        version: int,
+        bulk_bytes: int,
+        checksum: int = 0,
+    ) -> bytearray:
+        """Return the frame's bytes, which are valid until the next call."""
+        out = self._out
+        _HEADER.pack_into(
+            out,
+            0,
+            kind,
+            outcome,
+            flags,
+            worker,
+            incarnation,
+            len(tail),
+            push_id,
+            version,
+            bulk_bytes,
+            checksum,
+        )
+        _COUNTER.pack_into(out, HEADER_BYTES, self._sent)
+        self._sent += 1
+        mac = blake2b(self._out_seen, key=self._send_key, digest_size=16)
+        if tail:
+            mac.update(tail)
+        out[HEADER_BYTES:] = mac.digest()
+        return out
+
+    def tail_bytes(self, frame: bytearray) -> int:
+        """Return how many tail bytes follow. It is read before the MAC can be checked, so it is bounded here."""
+        size: int = _HEADER.unpack_from(frame)[5]
+        if size > MAX_TAIL_BYTES:
+            raise ProtocolError(f"a frame claims {size} bytes of tail, the limit is {MAX_TAIL_BYTES}")
+        return size
+
+    def unpack(self, frame: bytearray, tail: bytes = b"") -> Frame:
+        """Check the MAC over frame, counter and tail, then unpack. Overwrites the frame's last 16 bytes."""
+        received = bytes(frame[HEADER_BYTES:])
+        _COUNTER.pack_into(frame, HEADER_BYTES, self._received)
+        self._received += 1
+        mac = blake2b(memoryview(frame)[:_SEEN_BYTES], key=self._recv_key, digest_size=16)
+        if tail:
+            mac.update(tail)
+        if not compare_digest(mac.digest(), received):
+            raise ProtocolError("a frame with a wrong MAC: changed on the way, replayed, or not from this run")
+        return Frame._make((*_HEADER.unpack_from(frame), tail))
 
 
 class Channel:

@@ -13,7 +13,7 @@ from paceline.transport import channel
 from paceline.wire import frames
 
 
-class BareCodec(frames.Codec):
+class BareCodec(channel.Codec):
     """Frames are packed and unpacked as ever, but nobody signs or checks them."""
 
     def pack(
@@ -30,7 +30,7 @@ class BareCodec(frames.Codec):
         checksum: int = 0,
     ) -> bytearray:
         out = self._out
-        frames._HEADER.pack_into(
+        channel._HEADER.pack_into(
             out,
             0,
             kind,
@@ -47,7 +47,7 @@ class BareCodec(frames.Codec):
         return out
 
     def unpack(self, frame: bytearray, tail: bytes = b"") -> frames.Frame:
-        return frames.Frame._make((*frames._HEADER.unpack_from(frame), tail))
+        return frames.Frame._make((*channel._HEADER.unpack_from(frame), tail))
 
 
 def without_mac() -> None:

@@ -21,7 +21,8 @@ from paceline.lab.scripts.mnist_script import folder_of
 from paceline.models.mlp import document_000
 from paceline.telemetry.ledger import Kind as Line
 from paceline.telemetry.ledger import Ledger
-from paceline.wire.frames import Codec, Kind
+from paceline.transport.channel import Codec
+from paceline.wire.frames import Kind
 
 ROUNDS, CALLS = 15, 400
 STEPS = 20

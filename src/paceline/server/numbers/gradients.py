@@ -16,7 +16,7 @@ from paceline.params.recast import Recast
 from paceline.server.memory import Memory
 from paceline.server.numbers.blocks import Block
 from paceline.views import NAMES, flat
-from paceline.wire.frames import SEGMENT_HEAD_BYTES, Bell
+from paceline.wire.frames import SEGMENT_HEAD_BYTES
 from paceline.wire.messages import Options
 
 
@@ -72,7 +72,7 @@ class Slot(Vector):
     ) -> None:
         self._kept, self._name = memory or Memory(), name
         self.arena = self._kept.arena(f"slot.{name}", SEGMENT_HEAD_BYTES + max(size_bytes, wire.size_bytes))
-        self.bell = Bell(self.arena.memory)
+        self.bell = self.arena.memory[:SEGMENT_HEAD_BYTES].cast("Q")
         body = self.arena.memory[SEGMENT_HEAD_BYTES:]
         self.memory = body[: wire.size_bytes]
         self.parameters = body[:size_bytes]

@@ -25,7 +25,6 @@ from paceline.wire.frames import (
     SLEEPS,
     VERSION,
     WITHOUT_PARAMETERS,
-    Bell,
     Flag,
     Frame,
     Kind,
@@ -94,7 +93,7 @@ class Link:
         self._incarnation = incarnation
         self._parameters: memoryview | None = None
         self._sequence: memoryview | None = None
-        self._bell: memoryview | None = None  # the cells of wire/frames Bell
+        self._bell: memoryview | None = None  # the cells of the slot's bell (wire/frames)
         self.lineage = 0
         self._ledger = ledger
         self._awaits_push = False  # whether the next answer tells what became of a gradient
@@ -133,7 +132,7 @@ class Link:
             self._parameters = parameters.memory[SEGMENT_HEAD_BYTES:]
             self.slot = slot.memory[SEGMENT_HEAD_BYTES:]
             self.slot_bytes = self.slot_bytes or self.slot.nbytes
-            self._bell = Bell(slot.memory).cells
+            self._bell = slot.memory[:SEGMENT_HEAD_BYTES].cast("Q")
             if self.channel.lane == "shm":
                 parameters.close()
                 slot.close()

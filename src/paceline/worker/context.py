@@ -152,7 +152,7 @@ class Context:
 
     def _has_ticket(self, training_step: TrainingStep, total: int) -> bool:
         if training_step.has_ticket or not total:
-            return bool(total)  # none at all needs nobody's leave, and binds nobody
+            return bool(total)  # for no steps at all no ticket is asked
         turn = training_step.client.dial.turn
         ticket = self._session.ask(m.Steps(total))
         if training_step.client.dial.turn != turn:

@@ -17,8 +17,8 @@ from paceline.modes.spec import NAMES, ModeSpec, check, parse_grace
 from paceline.telemetry.lines import waiting_line
 from paceline.wire import messages as m
 from paceline.worker.reach import OWN, Access, Running, running
-from paceline.worker.requests.client import PS_0
 from paceline.worker.requests.deadline import SAY_EVERY_S
+from paceline.worker.requests.joining import PS_0
 from paceline.worker.requests.rpc import Once, call
 
 WAIT_S = 300.0

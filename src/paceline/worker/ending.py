@@ -44,7 +44,7 @@ def leave(session: "WorkerSession", training_step: "TrainingStep") -> None:
     report = session.reporter.end(training_step, training_step.discarded, counts)
     if session.is_chief:
         training_step.send_carried()
-    training_step.refresh()  # whoever ends carries ps:0's open decisions to all shards first
+    training_step.refresh()  # this carries ps:0's open decisions to all shards
     saves = _saves(session)
     session.send_position(session.here())
     saved_at = -1
@@ -67,7 +67,7 @@ def leave(session: "WorkerSession", training_step: "TrainingStep") -> None:
 
 def end_for_good(session: "WorkerSession", training_step: "TrainingStep", closed: ClosedAlready) -> NoReturn:
     """End a worker whose earlier start has closed, but was killed before it had ended: the last to close may still
-    have had to save. By hand, somebody has started a worker that is done."""
+    have had to save. A worker that was started by hand is told that it is done."""
     if session.require_cluster().source != "launcher":
         raise closed
     session.say(f"paceline: {closed}")
@@ -90,9 +90,9 @@ def _failed_at(session: "WorkerSession", training_step: "TrainingStep") -> Faile
 
 
 def _save_in_time(session: "WorkerSession", training_step: "TrainingStep") -> None:
-    """Save what the ps have after Ctrl+C, if it takes no longer than somebody waits: all leave, and the ps soon after.
+    """Save what the ps have after Ctrl+C, within a few seconds: all workers leave now, and the ps soon after.
     The training's connections stopped in the middle of anything; the saver has its own. A checkpoint that the launcher
-    has just had saved is better: in it everybody's place is known."""
+    has just had saved is better: it holds the position of every worker."""
     is_launched = session.require_cluster().source == "launcher"
     if is_launched and session.saver is not None and session.saver.has_just_saved(JUST_S, INTERRUPTED_SAVE_S):
         return

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.worker.kv import Kv
-from paceline.worker.requests.client import Identity
 from paceline.worker.requests.deadline import Deadline
+from paceline.worker.requests.identity import Identity
 
 RETRY_S = 0.5
 

@@ -115,7 +115,7 @@ def _set_python(state: bytes) -> None:
 def _numpy_state() -> bytes:
     name, words, position, has_waiting, waits = np.random.get_state(legacy=True)
     if name != "MT19937":
-        return b""  # somebody has put another generator there: it keeps its own place
+        return b""  # another kind of generator was put there: it keeps its own place
     return _NUMPY.pack(position, bool(has_waiting), waits) + np.asarray(words, dtype="<u4").tobytes()
 
 

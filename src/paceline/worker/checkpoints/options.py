@@ -27,7 +27,7 @@ def load_groups(optimizer: Any, groups: Sequence[Mapping[str, object]]) -> bool:
         for name, value in saved.items():
             if name == PARAMETERS:
                 continue
-            if hasattr(group.get(name), "fill_"):  # a tensor that somebody may hold
+            if hasattr(group.get(name), "fill_"):  # a tensor that the script may hold
                 group[name].fill_(value)
             else:
                 group[name] = alike(group.get(name), value)

@@ -17,9 +17,10 @@ from paceline.modes import make as make_mode
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.wire import messages as m
+from paceline.worker.checkpoints.connection import Connection
 from paceline.worker.checkpoints.restoring import Restored
-from paceline.worker.checkpoints.saver import Connection
-from paceline.worker.requests.client import Client, Identity
+from paceline.worker.requests.client import Client
+from paceline.worker.requests.identity import Identity
 from paceline.worker.requests.link import Link
 
 TURN_S = 2.0  # each worker waits so much longer than the one before it

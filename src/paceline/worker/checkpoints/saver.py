@@ -16,26 +16,22 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from paceline.checkpoint.read import newest_whole
 from paceline.checkpoint.retain import retain
 from paceline.checkpoint.room import elsewhere, give_way, holds
 from paceline.checkpoint.store import is_full
-from paceline.errors import CheckpointError, ClusterError, PacelineError, Refused
+from paceline.errors import CheckpointError, ClusterError, PacelineError
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.telemetry import losses
-from paceline.transport.base import Buffer
-from paceline.transport.channel import connect
 from paceline.wire import messages as m
-from paceline.worker.checkpoints.saving import Content, CopyGone, fetched
-from paceline.worker.requests.client import Identity
+from paceline.worker.checkpoints.connection import Connection, CopyGone
+from paceline.worker.checkpoints.saving import Content, fetched
 from paceline.worker.requests.deadline import SAY_EVERY_S, Deadline
+from paceline.worker.requests.identity import Identity
 from paceline.worker.requests.joining import RETRY_S, SLOWEST_RETRY_S, TRANSIENT, device
-from paceline.worker.requests.rpc import Once, call
 
-R = TypeVar("R")
 ASK_AGAIN_S = (0.01, 0.5)  # between two questions: at first, at most
 POSITIONS_S = 60.0  # that workers have to say where they are at an update; then what their heartbeats said counts
 NOW_POSITIONS_S = 1.0  # ctx.save() waits so long for workers that do not call it too
@@ -47,37 +43,6 @@ Event = Callable[..., None]
 
 class Later(Exception):
     """Yield to a foreground save, which must not wait for this background one."""
-
-
-class Connection:
-    """A connection of the saver's own to one ps."""
-
-    def __init__(self, me: Identity, index: int) -> None:
-        self.index = index
-        self._peer = Once(connect(me.ps_addresses[index], me.lane, me.secret), f"ps:{index}")
-
-    def ask(self, request: m.Request, expects: type[R] = m.Done, bulk: Sequence[Buffer] = ()) -> R:  # type: ignore[assignment]
-        """Ask, on this connection only."""
-        return call(self._peer, request, expects, bulk)[0]
-
-    def described(self) -> m.Described:
-        """Ask for this ps's lineage, and for the mode that holds there."""
-        return self.ask(m.Describe(), m.Described)
-
-    def copied(self, request: m.Copy, carried: bytes = b"") -> m.Copied:
-        return self.ask(request, m.Copied, [carried] if carried else [])
-
-    def fetch(
-        self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
-    ) -> tuple[m.Fetched, bytearray]:
-        request = m.Fetch(what, is_copy=True, worker=worker, number=copy.number)
-        try:
-            return call(self._peer, request, m.Fetched, limit_bytes=limit_bytes)
-        except Refused as refused:
-            raise CopyGone(f"ps:{self.index}: {refused}") from refused
-
-    def close(self) -> None:
-        self._peer.channel.close()
 
 
 class Saver:
@@ -267,40 +232,34 @@ class Saver:
     # --- both -------------------------------------------------------------------------------------------------
 
     def _write(
-        self,
-        connections: Sequence[Connection],
-        copies: Sequence[m.Copied],
-        others: Collection[Path] | None = None,
+        self, connections: Sequence[Connection], copies: Sequence[m.Copied], others: Collection[Path] | None = None
     ) -> Path:
         with self._writing:
-            return self._written(connections, copies, others)
-
-    def _written(
-        self, connections: Sequence[Connection], copies: Sequence[m.Copied], others: Collection[Path] | None
-    ) -> Path:
-        began = time.monotonic()
-        num_workers = len(self._me.worker_devices)
-        content = fetched(connections, self._layout, self._plan, copies, self._me.run_id, num_workers, self._has_means)
-        for each, copy in zip(connections, copies, strict=True):
-            if copy.lineage < self._lineage_of(each.index):
-                raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")
-        path = self._put_down(content, others)
-        if path.parent == self._folder:
-            losses.written(self._folder)
-            if path != self._in_use:
-                self._in_use = None  # this run has a checkpoint of its own now
-            with suppress(CheckpointError):  # an old checkpoint that stays does no harm
-                retain(self._folder, self._keep, [self._in_use] if self._in_use is not None else [])
-        self.saved_at, self._saved_s = copies[0].round, time.monotonic()
-        self._event(
-            "checkpoint",
-            folder=str(path),
-            global_step=copies[0].round,
-            pause_ms=round(max(copy.pause_ms for copy in copies), 3),
-            write_s=round(time.monotonic() - began, 3),
-            bytes=content.size_bytes,
-        )
-        return path
+            began = time.monotonic()
+            num_workers = len(self._me.worker_devices)
+            content = fetched(
+                connections, self._layout, self._plan, copies, self._me.run_id, num_workers, self._has_means
+            )
+            for each, copy in zip(connections, copies, strict=True):
+                if copy.lineage < self._lineage_of(each.index):
+                    raise CopyGone(f"ps:{each.index} has gone back to a checkpoint since it was copied.")
+            path = self._put_down(content, others)
+            if path.parent == self._folder:
+                losses.written(self._folder)
+                if path != self._in_use:
+                    self._in_use = None  # this run has a checkpoint of its own now
+                with suppress(CheckpointError):  # an old checkpoint that stays does no harm
+                    retain(self._folder, self._keep, [self._in_use] if self._in_use is not None else [])
+            self.saved_at, self._saved_s = copies[0].round, time.monotonic()
+            self._event(
+                "checkpoint",
+                folder=str(path),
+                global_step=copies[0].round,
+                pause_ms=round(max(copy.pause_ms for copy in copies), 3),
+                write_s=round(time.monotonic() - began, 3),
+                bytes=content.size_bytes,
+            )
+            return path
 
     def _put_down(self, content: Content, others: Collection[Path] | None) -> Path:
         """Write it into the run folder. On a full disk, remove first what it would replace; put the last checkpoint of

@@ -6,37 +6,22 @@ files.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from paceline.checkpoint.state import ShardState, State
 from paceline.checkpoint.store import write
 from paceline.checkpoint.tensors import Entry, in_c_order
-from paceline.errors import ClusterError
 from paceline.modes.spec import ModeSpec
 from paceline.params.arena import Arena
 from paceline.params.layout import Layout
 from paceline.params.placement import Plan
 from paceline.version import VERSION
 from paceline.wire import messages as m
+from paceline.worker.checkpoints.connection import Connection, CopyGone
 from paceline.worker.checkpoints.restoring import buffer_name, worker_states
 from paceline.worker.checkpoints.statistics import mean, weights_of
 from paceline.worker.step.optimizer_state import assemble, limit_of
-
-
-class Source(Protocol):
-    """The saver's connection to one ps."""
-
-    index: int
-
-    def fetch(
-        self, what: str, limit_bytes: int, copy: m.Copied, worker: int | None = None
-    ) -> tuple[m.Fetched, bytearray]: ...
-
-
-class CopyGone(ClusterError):
-    """The ps holds another copy than the one announced: it was started again, or another copy was asked for."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +45,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fetched(
-    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str, num_workers: int,
-    has_means: bool = True,
+    sources: Sequence[Connection], layout: Layout, plan: Plan, copies: Sequence[m.Copied], run_id: str,
+    num_workers: int, has_means: bool = True,
 ) -> Content:  # fmt: skip
     """Fetch the copies of all ps. `has_means`: put the mean of the workers' running statistics into the model, and the
     chief's own among those of the workers."""
@@ -108,7 +93,7 @@ def _mean(name: str, weights: Mapping[int, float], own: Mapping[str, Entry]) -> 
 
 
 def _optimizer(
-    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied]
+    sources: Sequence[Connection], layout: Layout, plan: Plan, copies: Sequence[m.Copied]
 ) -> dict[str, Entry]:  # fmt: skip
     """Fetch the optimizer state of all ps; return it by the parameters' names."""
     fetched = [
@@ -127,7 +112,7 @@ def _optimizer(
 
 
 def _fetch(
-    sources: Sequence[Source], layout: Layout, plan: Plan, copies: Sequence[m.Copied], what: str
+    sources: Sequence[Connection], layout: Layout, plan: Plan, copies: Sequence[m.Copied], what: str
 ) -> dict[str, Entry]:  # fmt: skip
     """Fetch all trained tensors, or their averages."""
     arena = Arena.private(plan.total_bytes).memory
@@ -140,7 +125,7 @@ def _fetch(
 
 
 def _part(
-    source: Source, copy: m.Copied, what: str, limit_bytes: int, worker: int | None = None
+    source: Connection, copy: m.Copied, what: str, limit_bytes: int, worker: int | None = None
 ) -> tuple[m.Fetched, bytearray]:
     """Fetch a part of this very copy; CopyGone if the ps has another one, which would mix two versions."""
     told, block = source.fetch(what, limit_bytes, copy, worker)

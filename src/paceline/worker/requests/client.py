@@ -34,14 +34,12 @@ from paceline.wire.decisions import Decision
 from paceline.wire.frames import Flag, Kind, Outcome
 from paceline.worker.requests.deadline import SAY_EVERY_S, Deadline, awaited
 from paceline.worker.requests.identity import Identity
-from paceline.worker.requests.joining import PS_0, Joining, NoRecovery, Recovery, device
+from paceline.worker.requests.joining import Joining, NoRecovery, Recovery, device
 from paceline.worker.requests.link import Answered, Link
 from paceline.worker.requests.rpc import call
 
-__all__ = ["PS_0", "Client", "Identity", "Taken"]
-
 REFRESH_TRIES = 1000
-SILENT_LEASES = 3  # a ps that says nothing for so long, where nobody else is waited for, is connected to again
+SILENT_LEASES = 3  # a ps that says nothing for so long, where no worker is waited for, is connected to again
 SILENT_S = 5.0  # at least
 CLOSE_S = 10.0  # how long a worker that leaves looks for a ps, which may have ended too
 
@@ -267,7 +265,7 @@ class Client:
             link.copied_in += link.slot_bytes
             link.send(kind, flags, self.push_id, self._tail, self._payloads[link.index])
         except ConnectionLost:
-            return  # whoever waits for the answer sees that too, and sends it again
+            return  # it is sent again where the answer is waited for
 
     def _gradient_again(self, link: Link) -> None:
         """Send the same push on another connection: whole, also what went in buckets before."""

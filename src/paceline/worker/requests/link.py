@@ -139,7 +139,7 @@ class Link:
         else:
             self._sequence = self._parameters = self.slot = self._bell = None  # it may have been on this host before
         self.version = joined.version
-        if joined.is_initialised:  # else it knows of none, and whoever brings it values must know of the last one
+        if joined.is_initialised:  # else it knows of none, and the worker that restores it must know the last one
             self.lineage = joined.lineage
         if self._ledger is not None:
             self._awaits_push = False

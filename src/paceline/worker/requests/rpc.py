@@ -32,7 +32,7 @@ class Peer(Protocol):
         ...
 
     def reconnect(self, error: ClusterError) -> None:
-        """Make another connection, because of this error; raise where asking again helps nobody."""
+        """Make another connection, because of this error; raise if the request must not be asked again."""
         ...
 
 

@@ -71,7 +71,7 @@ def call(
                 channel.say(request, bulk)
             frame = channel.recv_cold()
             reply = decode(frame.tail)
-            block = bytearray(min(frame.bulk_bytes, limit_bytes))
+            block = bytearray(frame.bulk_bytes if frame.bulk_bytes <= limit_bytes else 0)  # else refused below
             if block:
                 channel.recv_bulk(frame, memoryview(block))
             break

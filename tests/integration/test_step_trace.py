@@ -29,7 +29,7 @@ STEPS = 30
 SETTLE_S = 2e-3  # the ps has done what it does after its answer, and waits for the next push
 
 MAX_WORKER_CALLS, MAX_PS_CALLS = 22, 19  # lower them with every call that goes; at last 50 together
-MAX_FILES = 15  # and 12
+MAX_FILES = 14  # and 12
 
 Call = tuple[str, str]  # file below src/paceline, function
 

@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from paceline.frameworks.torch.optimizer import convert
+from paceline.frameworks.torch import optimizer as module
 from paceline.frameworks.torch.optimizer_state import OptimizerState
+from paceline.frameworks.torch.training_step import step_of
 
 pytestmark = pytest.mark.filterwarnings("error")  # a scheduler that thinks its optimizer never stepped warns
 
@@ -37,6 +38,11 @@ def naive(optimizer: torch.optim.Optimizer, calls: Calls) -> None:
             calls.step()
 
     optimizer.__class__ = Sub
+
+
+def convert(optimizer: torch.optim.Optimizer, calls: Calls) -> None:
+    """Do what prepare() does."""
+    module.convert(optimizer, calls, step_of(calls))
 
 
 Way = Callable[[torch.optim.Optimizer, Calls], None]

@@ -17,6 +17,7 @@ from paceline.frameworks.torch.constraints import refuse_unkept
 from paceline.frameworks.torch.layout import SUPPORTED, group_options
 from paceline.frameworks.torch.optimizer import convert
 from paceline.frameworks.torch.optimizer_state import OptimizerState
+from paceline.frameworks.torch.training_step import step_of
 from paceline.ingraph import adopted
 from paceline.ingraph.elsewhere import Elsewhere
 from paceline.ingraph.mirror import Mirror
@@ -42,7 +43,7 @@ class Resident:
             self._put_state(optimizer.state)
         self.state = OptimizerState(self._fetched_state)
         self._shrink()
-        convert(optimizer, self)
+        convert(optimizer, self, step_of(self))
         module.register_state_dict_post_hook(lambda *told: self._fill_state_dict(*told))  # type: ignore[no-untyped-call]
         module.register_load_state_dict_pre_hook(lambda *_: self._before_load())  # type: ignore[no-untyped-call]
         module.register_load_state_dict_post_hook(lambda *_: self._after_load())  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 Called by ctx.prepare. Three ways in which this goes wrong silently, and what holds (tests/traps):
 
 - a scheduler made before `prepare` has left a wrapper of the old `step` in the instance: it is removed,
-- step hooks live in a wrapper that a new `step` must be given again: `profile_hook_step`,
+- step hooks live in a wrapper that a new `step` must be given again (`profile_hook_step`, in training_step),
 - `fused=True` lets a GradScaler hand over gradients that are still scaled: the optimizer says that it cannot do that.
 """
 
@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks as post_hooks
-from torch.optim.optimizer import _global_optimizer_pre_hooks as pre_hooks
 
 from paceline.errors import UsageError
 from paceline.frameworks.torch.optimizer_state import OptimizerState
@@ -32,8 +30,8 @@ class Remote(Protocol):
     def before_zeroing(self) -> None: ...
 
 
-def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
-    """Change the optimizer in place: same object, same groups, `step` goes to the ps."""
+def convert(optimizer: torch.optim.Optimizer, remote: Remote, step: Callable[..., Any]) -> None:
+    """Change the optimizer in place: same object, same groups, another `step` (training_step.step_of)."""
     base = type(optimizer)
     own = optimizer.__dict__.get("step")
     if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
@@ -41,24 +39,6 @@ def convert(optimizer: torch.optim.Optimizer, remote: Remote) -> None:
             "optimizer.step was replaced by a function of the script before prepare(), which the ps cannot run: "
             f"replace it after prepare(), or use optimizer.register_step_pre_hook(){script_line()}"
         )
-
-    @torch.optim.Optimizer.profile_hook_step
-    def hooked(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        remote.step()
-        return loss
-
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order
-        # torch's wrapper opens a profiler record every time; only hooks, a closure and a profiler need it.
-        has_hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or pre_hooks or post_hooks
-        if has_hooks or closure is not None or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            return hooked(self, closure)
-        remote.step()
-        return None
 
     def replace_state(_: torch.optim.Optimizer, state: Mapping[torch.Tensor, Any]) -> None:
         if state is not remote.state:

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as post_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks as pre_hooks
 
 from paceline.cluster.spec import Task
 from paceline.cluster.spelling import listed
@@ -20,7 +22,7 @@ from paceline.frameworks.torch.devices import mapping_lines
 from paceline.frameworks.torch.gradients import Outgoing
 from paceline.frameworks.torch.layout import check_options, describe, group_options, optimizer_spec, plain
 from paceline.frameworks.torch.loads import LoadHook
-from paceline.frameworks.torch.optimizer import convert
+from paceline.frameworks.torch.optimizer import Remote, convert
 from paceline.frameworks.torch.optimizer_state import OptimizerState, slots_of, states_of
 from paceline.frameworks.torch.overlap import Overlap
 from paceline.frameworks.torch.samples import GradientSamples
@@ -33,6 +35,31 @@ from paceline.worker.step.optimizer_state import scatter
 from paceline.worker.step.training_step import TrainingStep
 
 FIXED = (float, bool, int, type(None))  # options that cannot be changed in place
+
+
+def step_of(remote: Remote) -> Callable[..., Any]:
+    """Return what `optimizer.step()` does once prepare() has changed the optimizer's class: the step of `remote`, and
+    around it what torch does around its own."""
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at to warn about the order
+        # torch's wrapper opens a profiler record every time; only hooks, a closure and a profiler need it.
+        has_hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks or pre_hooks or post_hooks
+        if has_hooks or closure is not None or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return hooked(self, closure)
+        remote.step()
+        return None
+
+    @torch.optim.Optimizer.profile_hook_step
+    def hooked(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        remote.step()
+        return loss
+
+    return step
 
 
 class TorchStep(TrainingStep):
@@ -187,7 +214,7 @@ class TorchStep(TrainingStep):
 
     def follow(self) -> None:
         """Have the optimizer's steps go to the ps."""
-        convert(self.optimizer, self)
+        convert(self.optimizer, self, step_of(self))
 
     def before_zeroing(self) -> None:
         """Do nothing: gradients that are set to zero in place have been sent and counted."""

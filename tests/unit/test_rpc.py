@@ -1,5 +1,6 @@
 """One request and one reply: what is asked again, what is raised, and that no late reply is taken for another's."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -122,3 +123,32 @@ def test_a_late_status_is_never_taken_for_the_next_one(monkeypatch: pytest.Monke
     slow.replies.append(STATUS)  # too late
     assert heartbeat.ask(m.AskStatus(), m.Status, 5.0).live == [0, 1]
     heartbeat.close()
+
+
+def test_a_question_beside_the_training_takes_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat, "_beat", lambda self: None)
+    channel = Replies(m.Done(), ConnectionLost("gone"))
+    heartbeat = Heartbeat(lambda: channel, 0, 60.0, bytes)  # type: ignore[arg-type,return-value]
+    heartbeat.attach(1)
+    began_s = time.monotonic()
+    with pytest.raises(WaitTimeout, match="gone"):
+        heartbeat.ask(m.AskStatus(), m.Status, 0.1)
+    assert time.monotonic() - began_s < 5.0, "it waited for the time of the next beat"
+    heartbeat.close()
+
+
+def test_a_heartbeat_that_attaches_while_its_worker_ends_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat, "_beat", lambda self: None)
+    first, late = Replies(m.Done()), Replies(m.Done())
+
+    def connect() -> Any:
+        if first.asked:
+            heartbeat.close()  # of the thread that trains
+            return late
+        return first
+
+    heartbeat = Heartbeat(connect, 0, 0.05, bytes)
+    heartbeat.attach(1)
+    with pytest.raises(ConnectionLost):
+        heartbeat.attach(1)
+    assert first.is_closed and late.is_closed

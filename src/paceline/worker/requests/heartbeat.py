@@ -51,6 +51,9 @@ class Heartbeat:
             old, self._channel, self._incarnation = self._channel, channel, incarnation
         if old is not None:
             old.close()
+        if self._ended.is_set():
+            channel.close()
+            raise ConnectionLost("this worker has ended")
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._thread.start()
@@ -68,27 +71,6 @@ class Heartbeat:
     def ask(self, request: m.Request, expects: type[R], limit_s: float) -> R:
         """Ask on the heartbeat's connection; raise WaitTimeout when no answer comes in time."""
         return call(_Beside(self, limit_s), request, expects, limit_s=limit_s)[0]
-
-    def channel(self) -> Channel:
-        """Return the connection that holds now."""
-        with self._swapping:
-            if self._channel is None:
-                raise ConnectionLost("not attached")
-            return self._channel
-
-    def attach_again(self, until_s: float) -> bool:
-        """Attach after a moment; False: it is too late, or this worker has ended."""
-        if self._ended.wait(self._lease_s / BEATS_A_LEASE) or time.monotonic() >= until_s:
-            return False
-        with suppress(ClusterError):  # asking again meets the same end
-            self.attach(self._incarnation)
-        return True
-
-    def drop(self) -> None:
-        """Close the connection, on which a late answer may still come; the next beat attaches again."""
-        with self._swapping:
-            if self._channel is not None:
-                self._channel.close()
 
     def status(self) -> m.Status | None:
         """Ask who is missing and for whom the round waits; return None if ps:0 does not answer in time."""
@@ -114,11 +96,18 @@ class _Beside:
 
     @property
     def channel(self) -> Channel:
-        return self._heartbeat.channel()
+        if self._heartbeat._channel is None:
+            raise ConnectionLost("not attached")
+        return self._heartbeat._channel
 
     def reconnect(self, error: ClusterError) -> None:
+        """Attach after a moment, at most until the deadline."""
+        heartbeat = self._heartbeat
         if isinstance(error, WaitTimeout):
-            self._heartbeat.drop()
+            self.channel.close()  # a late reply may still come on it; the next beat attaches again
             raise error
-        if not self._heartbeat.attach_again(self._until_s):
+        pause_s = min(heartbeat._lease_s / BEATS_A_LEASE, max(0.0, self._until_s - time.monotonic()))
+        if heartbeat._ended.wait(pause_s) or time.monotonic() >= self._until_s:
             raise WaitTimeout(f"ps:0 does not answer: {error}") from error
+        with suppress(ClusterError):  # asking again meets the same end
+            heartbeat.attach(heartbeat._incarnation)

@@ -13,9 +13,9 @@ from paceline.checkpoint.read import Loaded
 from paceline.checkpoint.tensors import Entry
 from paceline.errors import UsageError
 from paceline.frameworks.torch.layout import named_tensors
+from paceline.frameworks.torch.options import load_groups
 from paceline.views import DTYPES
 from paceline.wire.messages import MASTER, WIDE_AVERAGE
-from paceline.worker.checkpoints.options import load_groups
 from paceline.worker.checkpoints.restoring import refuse_other_model
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.frameworks.torch import rng as torch_rng
+from paceline.frameworks.torch.options import load_groups, load_scheduler, saved_groups, saved_scheduler
 from paceline.wire.messages import Position
-from paceline.worker.checkpoints.options import load_groups, load_scheduler, saved_groups, saved_scheduler
 from paceline.worker.positions.position import Own
 
 

@@ -8,7 +8,8 @@ from paceline.errors import PacelineError, Refused, UsageError
 from paceline.modes import make as make_mode
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
-from paceline.server.control import leaving, waiting
+from paceline.server.control import leaving, rewinding, waiting
+from paceline.server.control.actions import ModeHolds, Restored
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.server.requests import Requests
@@ -374,6 +375,20 @@ def test_only_one_that_nobody_newer_is_known_of_brings_values() -> None:
     assert asked.core.control.is_initialised and asked.core.shard is None, "nothing has begun"
     assert asked.ask(stranger(), m.Rewind(1, 3, 1, False, LAYOUT, OPTIMIZER)) == [m.Done()]
     assert not asked.core.control.is_initialised
+
+
+def test_a_mode_that_comes_with_values_is_recorded() -> None:
+    """Else what the ledger says of the updates that follow contradicts the mode that the run was started in."""
+    asked = Asked(num_workers=2)
+    asked.core.control.is_initialised = False
+    first = stranger()
+    asked.ask(first, m.Rewind(0, 1, 1, False, LAYOUT, OPTIMIZER, is_lost=True))
+    dial = m.Dial(3, ASYNC, 12)
+    actions = rewinding.restored(asked.core.control, first.id, m.Restored(19, dial, None), 0.0)
+    kinds = [type(action) for action in actions]
+    assert kinds.index(Restored) < kinds.index(ModeHolds), "it is the mode of the new lineage"
+    (holds,) = [action for action in actions if isinstance(action, ModeHolds)]
+    assert (holds.mode.spec, holds.turn, holds.version) == (ASYNC, 3, 19)
 
 
 def test_what_one_has_brought_no_other_brings_again() -> None:

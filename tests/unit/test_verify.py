@@ -348,6 +348,15 @@ def test_I2_what_a_restore_kept_is_not_applied_again(runs: dict[str, Run]) -> No
     assert told(verdict({**run, "ps-0": numbered(again)}), "was applied already")
 
 
+def test_a_restored_ps_takes_the_mode_that_held_then(runs: dict[str, Run]) -> None:
+    """It began with the mode that the run was started in, and that was changed several times before it was lost."""
+    run = restored(runs["async"], 4)
+    changes = Record(Kind.MODE, led.MODE_ROUNDS, push_id=3, version=4, lineage=1)
+    assert verdict({**run, "ps-0": numbered([*run["ps-0"], changes])}).violations == []
+    later = changes._replace(push_id=5)
+    assert told(verdict({**run, "ps-0": numbered([*run["ps-0"], changes, later])}), "another mode for turn 5")
+
+
 def test_a_restore_that_tells_no_new_lineage(runs: dict[str, Run]) -> None:
     run = restored(runs["async"], 4)
     run = changed(run, "ps-0", Kind.RESTORE, 0, lineage=0)

@@ -53,7 +53,7 @@ class Copies:
         copy.pause_ms = 1e3 * (time.perf_counter() - began)
 
     def carry(self, carried: bytes) -> None:
-        """The carried tensors, as they are after the update that was copied."""
+        """Replace the carried tensors of the copy by those after its update, which came later."""
         if self._copy is not None:
             self._copy.carried = carried
 

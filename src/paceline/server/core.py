@@ -256,7 +256,7 @@ class Core:
         sends.append((peer, Reply(reply, arenas)))
 
     def _look(self) -> None:
-        """With one worker, on this host, and a core for each task, spin for the next push before sleeping. With more
+        """Spin for the next push before sleeping, with one worker on this host and a core for each task. With more
         workers there is mostly one to serve, and their threads would be in each other's way."""
         workers = [self.peers[connection] for connection in self.control.at.values()]
         is_alone = self.config.may_look and len(workers) == 1 and usable_cores() > self.config.num_ps
@@ -280,7 +280,7 @@ class Core:
         return self.shard.new_slot(f"{key[0]}.{key[1]}")
 
     def free_unused(self) -> None:
-        """After a death: free slots of workers that left without our seeing it."""
+        """Free the slots of workers that left while this ps was dead."""
         for key in list(self.slots):
             if not self.control.members.is_current(*key) and key not in self.control.state.staged:
                 self.slots.pop(key).free()
@@ -349,7 +349,7 @@ class Core:
 
     @contextmanager
     def fetched(self, message: m.Fetch) -> Iterator[tuple[m.Fetched, memoryview | bytes]]:
-        """A part of a copy, to be sent inside: it does not change until then. Takes the lock itself, for a moment."""
+        """Hold a part of a copy, which does not change inside. Takes the lock itself, for a moment."""
         with self.lock:
             copy = self.copies.read(message.number)
             part = part_of(copy, message, self.buffers)

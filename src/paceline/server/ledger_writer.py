@@ -1,4 +1,4 @@
-"""The ledger of a ps: who trains, in which mode, which gradients made which update, and which did not count.
+"""Write the ledger of a ps: who trains, in which mode, which gradients made which update, which did not count.
 
 Written by server/core from the actions of each event, before they are done; telemetry/verify reads it.
 """
@@ -41,22 +41,22 @@ class PsLedger:
         self._ledger.close()
 
     def started(self, version: int, is_kept: bool) -> None:
-        """This process begins; `is_kept`: with all that an earlier one knew."""
+        """Record that this process begins; `is_kept`: with all that an earlier one knew."""
         outcome = led.START_KEPT if is_kept else led.START_EMPTY
         self._write(Kind.START, outcome, version=version, lineage=self.lineage)
 
     def mode(self, mode: Mode, turn: int, version: int) -> None:
-        """This mode holds from here on."""
+        """Record that this mode holds from here on."""
         name = led.MODE_BOUNDED if mode.keeps_clocks else led.MODE_ROUNDS if mode.has_rounds else led.MODE_EACH_PUSH
         bound = min(mode.spec.staleness, led.MAX_AMOUNT) if mode.keeps_clocks else 0
         self._write(Kind.MODE, name, push_id=turn, version=version, amount=bound, lineage=self.lineage)
 
     def entered(self, worker: int, incarnation: int, clock: int, version: int) -> None:
-        """It trains from now on; in bounded mode `clock` steps count as done."""
+        """Record that a worker trains from now on; in bounded mode `clock` steps count as done."""
         self._write(Kind.ENTER, 0, worker, incarnation, clock, version, lineage=self.lineage)
 
     def left(self, worker: int, incarnation: int, phase: Phase) -> None:
-        """It trains no more."""
+        """Record that a worker trains no more."""
         self._write(Kind.LEAVE, _LEFT[phase], worker, incarnation, lineage=self.lineage)
 
     def decided(self, actions: Sequence[Action], version: int) -> None:
@@ -79,27 +79,27 @@ class PsLedger:
                 RECORDS[kind](self, *action)
 
     def applied(self, parts: Sequence[Part], version: int, round_: int | None) -> None:
-        """One update; `round_`: the round it was, as ps:0 counts, where there are rounds."""
+        """Record one update; `round_`: the round it was, as ps:0 counts, where there are rounds."""
         for (worker, incarnation), push_id, gradients, _, _ in parts:
             self._write(_APPLY, 0, worker, incarnation, push_id, version, gradients, self.lineage)
         if round_ is not None:
             self._write(_ROUND, 0, 0, 0, round_, version, len(parts), self.lineage)
 
     def added(self, key: Key, push_id: int, version: int) -> None:
-        """A gradient counts in the open round, and its worker may give more."""
+        """Record that a gradient counts in the open round, to which its worker may add more."""
         self._write(_ADD, 0, key[0], key[1], push_id, version, 1, self.lineage)
 
     def discarded(self, answer: Answer) -> None:
-        """A push does not count."""
+        """Record that a push does not count."""
         worker, incarnation = answer.key
         self._write(_DISCARD, answer.outcome, worker, incarnation, answer.push_id, answer.version, 0, self.lineage)
 
     def copied(self, version: int, number: int, global_step: int) -> None:
-        """This version was copied for a checkpoint."""
+        """Record that this version was copied for a checkpoint."""
         self._write(Kind.CHECKPOINT, push_id=global_step, version=version, lineage=self.lineage)
 
     def restored(self, version: int, lineage: int, source: int) -> None:
-        """It begins again at this version; `source`: telemetry/ledger FROM_*."""
+        """Record that the shard begins again at this version; `source`: telemetry/ledger FROM_*."""
         self.lineage = lineage
         self._write(Kind.RESTORE, source, version=version, lineage=lineage)
 

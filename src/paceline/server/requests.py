@@ -9,17 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import ProtocolError, Refused
-from paceline.server.control import (
-    joining,
-    leaving,
-    questions,
-    rewinding,
-    roles,
-    saving,
-    starting,
-    switching,
-    waiting,
-)
+from paceline.server.control import joining, leaving, questions, rewinding, roles, saving, starting, switching, waiting
 from paceline.server.control.control import Control
 from paceline.server.core import Core, Peer, Reply, Sends
 from paceline.wire import messages as m
@@ -118,7 +108,7 @@ class Requests:
         """Begin to take values from a worker."""
         core = self.core
         with core.lock:
-            core.control.rewinding.check(core.control, peer.id, message)
+            rewinding.check_rewind(core.control, peer.id, message)
             if core.shard is None:
                 self._make_shard(message)
             return core.perform(rewinding.rewind(core.control, peer.id, message, core.now_s()))
@@ -177,7 +167,7 @@ class Requests:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def close(self, peer: Peer, message: m.Close, frame: Frame) -> Sends:
-        """A worker is done, and brings the reports of its own and of the other ps."""
+        """Close a worker that is done; it brings its report and those of the other ps."""
         core = self.core
         with core.lock:
             worker, _ = core.control.worker(peer.id)

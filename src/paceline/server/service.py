@@ -87,11 +87,11 @@ class Service:
             raise self._failure
 
     def release(self) -> None:
-        """From a signal handler: no worker will be started again, so `run` may end once all have closed."""
+        """Let `run` end once all have closed, because no worker will be started again; for a signal handler."""
         self.is_released = self._all_have_ended = True
 
     def stop(self) -> None:
-        """From a signal handler or another thread: end `run`."""
+        """End `run`, from a signal handler or another thread."""
         self._over.set()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Service:
         self._send_all(sends)
 
     def _wake_after(self, after_s: float) -> None:
-        """A grace ends then. One thread waits for all of them, and is there once the first one came."""
+        """Wake the control plane when a grace ends. One thread waits for all graces; it starts with the first one."""
         with self._waking:
             self._wake_s.append(time.monotonic() + after_s)
             self._waking.notify()
@@ -186,7 +186,7 @@ class Service:
         self._over.set()
 
     def _tell_wrong(self, peer: Peer, error: ProtocolError) -> None:
-        """Who sent what we do not understand; whoever sends it again after connecting again is told of once."""
+        """Log who sent what cannot be decoded; once, though a worker may connect and send it again and again."""
         control = self.core.control
         key = control.keys.get(peer.id) or control.beats.get(peer.id)
         who = f"worker:{key[0]}" if key is not None else "a connection on which nobody has joined"
@@ -263,7 +263,7 @@ class Service:
         self._answer(sends, peer, is_pull=True)
 
     def _receive(self, peer: Peer, frame: Frame) -> tuple[int, int]:
-        """The payload into the worker's slot, and what the tail says about it."""
+        """Receive the payload into the worker's slot, and take what the tail says about it."""
         key, slot = (frame.worker, frame.incarnation), peer.slot
         if peer.key != key or slot is None:
             raise ProtocolError(f"a frame of worker:{frame.worker} on a connection of {peer.key}")
@@ -291,7 +291,7 @@ class Service:
             return self.core.the_shard().refusal_of(options)
 
     def _bucket(self, peer: Peer, frame: Frame) -> None:
-        """A part of a gradient whose push comes later; only that push makes it count."""
+        """Receive a part of a gradient whose push comes later; only that push makes it count."""
         self._key(peer, frame)
         assert peer.slot is not None
         start, stop = frame.version, frame.version + frame.bulk_bytes
@@ -366,7 +366,7 @@ class Service:
         )
 
     def _parameters(self, peer: Peer, answer: Answer, is_pull: bool) -> tuple[int, Sequence[Buffer]]:
-        """The parameters to send on tcp, with their version. They are copied into the worker's own slot, which is
+        """Return the version and the parameters to send on tcp. They are copied into the worker's own slot, which is
         free by now, unless nobody can change them while they are on their way."""
         core = self.core
         assert core.shard is not None and peer.slot is not None

@@ -63,6 +63,7 @@ class Shard:
         self._clocks: dict[int, int] = {}
         self._has_begun = False
         self._lost_at = 0  # the version that went with its memory
+        self._is_restored = False  # and has not made a change of the mode since
 
     def follow(self, records: Iterable[Record]) -> None:
         handlers: dict[int, Callable[[Record], None]] = {
@@ -131,12 +132,13 @@ class Shard:
             self._adds.clear()
             self._offset = None
         self.modes[turn] = (record.outcome, record.amount)
-        self._mode, self._bound, self._turn = record.outcome, record.amount, turn
+        self._mode, self._bound, self._turn, self._is_restored = record.outcome, record.amount, turn, False
         self._held.append(Held(self.version, record.outcome == led.MODE_ROUNDS))
 
     def _next_turns(self) -> range:
-        """A shard that only obeys may hear of a later change first; ps:0 makes one at a time."""
-        return range(self._turn, self._turn + (2 if self._is_first else 1 << 32))
+        """A shard that only obeys may hear of a later change first; ps:0 makes one at a time, if it has its memory."""
+        is_next = self._is_first and not self._is_restored
+        return range(self._turn, self._turn + (2 if is_next else 1 << 32))
 
     def _restore(self, record: Record) -> None:
         is_first = not self.tracks and not self.version
@@ -154,7 +156,7 @@ class Shard:
         self._held.append(Held(self.version, self._mode == led.MODE_ROUNDS))
         self._adds.clear()
         self._offset = None
-        self._lost_at = 0
+        self._lost_at, self._is_restored = 0, record.outcome != led.FROM_RESUME
 
     def _copy(self, record: Record) -> None:
         self._expect_version(record)

@@ -202,7 +202,7 @@ class SocketListener:
                 continue
             try:
                 return self._stream(sock)
-            except AuthenticationError:
+            except (AuthenticationError, OSError):  # another user's process, or a client that is gone already
                 sock.close()
 
     def close(self) -> None:
@@ -230,7 +230,8 @@ class Lane(Protocol):
 
 
 def split(address: str) -> tuple[str, int]:
-    """
+    """Return the host and the port of an address.
+
     >>> split("localhost:2222")
     ('localhost', 2222)
     """

@@ -171,7 +171,7 @@ class GrpcStream(Stream):
         self.shutdown()
 
     def close_in_child(self) -> None:
-        """Nothing that a child could close: the sockets are gRPC's."""
+        """Do nothing: the sockets are gRPC's, and a child cannot close them."""
 
 
 class GrpcListener:
@@ -196,7 +196,7 @@ class GrpcListener:
         self._server.start()
 
     def _carry(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """gRPC calls this in one of its threads, which sends until the stream has ended."""
+        """Send until the stream has ended, in one of gRPC's threads."""
         stream = GrpcStream()
         if not context.add_callback(stream.shutdown):
             return  # it has ended already

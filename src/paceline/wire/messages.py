@@ -454,7 +454,7 @@ encode = _ENCODER.encode
 
 
 def decode(data: bytes) -> Request | Reply:
-    """A message from bytes that may be anything.
+    """Return the message in bytes that may be anything.
 
     >>> decode(encode(Lost(3)))
     Lost(worker=3, incarnation=None)

@@ -51,7 +51,7 @@ encode = _ENCODER.encode
 
 
 def decode(data: bytes) -> Call | Returned | Raised:
-    """A message from bytes that may be anything.
+    """Return the message in bytes that may be anything.
 
     >>> decode(encode(Call("work:double", 12)))
     Call(op='work:double', described=12, device='')
@@ -63,7 +63,7 @@ def decode(data: bytes) -> Call | Returned | Raised:
 
 
 def sendable(text: str) -> str:
-    """The text with an escape for each half of a pair that lacks the other half: UTF-8 has no bytes for it.
+    """Return the text with an escape for each half of a pair that lacks the other half: UTF-8 has no bytes for it.
 
     >>> sendable("a\\ud800")
     'a\\\\ud800'
@@ -72,7 +72,7 @@ def sendable(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """At most so much of a text as fits; its middle is left out.
+    """Return as much of a text as fits; its middle is left out.
 
     >>> len(shortened("x" * 100_000)) <= MAX_TEXT
     True

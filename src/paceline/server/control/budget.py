@@ -22,7 +22,7 @@ class Budget:
     _granted: set[int] = field(default_factory=set)
 
     def grant(self, worker: int, applied: int) -> bool:
-        """One ticket a worker at a time: while what is applied and what is granted stay within the total."""
+        """Grant a worker its one ticket, while what is applied and what is granted stay within the total."""
         self._granted.discard(worker)
         assert self.total is not None
         if applied + len(self._granted) < self.total:
@@ -31,10 +31,11 @@ class Budget:
         return False
 
     def give_back(self, worker: int) -> None:
+        """Take back the ticket of a worker, if it has one."""
         self._granted.discard(worker)
 
     def grant_round(self, applied: int) -> bool:
-        """In modes with rounds every worker of a round shares its one update."""
+        """Grant a ticket for a round, whose one update is shared by all its workers."""
         return self.total is not None and applied < self.total
 
     def is_spent(self, applied: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a ps is told when it starts."""
+"""The settings of one ps, which the launcher makes."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from paceline.modes.base import Mode
 
 @dataclass(frozen=True, slots=True)
 class PsConfig:
-    """What a ps is told when it starts; it never changes."""
+    """The settings of one ps; they never change."""
 
     index: int
     num_ps: int

@@ -1,4 +1,4 @@
-"""What of the control plane outlives its process: every field says so where it is declared.
+"""Fields of the control plane that outlive the process; each is marked where it is declared.
 
 KNOWN fields are written to the journal after every event, before anything is sent; COUNTED fields four times a second,
 so that a death costs a moment of them; all other fields begin anew. A field is found through the dataclasses

@@ -1,4 +1,4 @@
-"""What each role that a client proved in the handshake may ask a ps for.
+"""Requests that each role may make; a client proves its role in the handshake.
 
 Checked by server/requests before every cold request. Gradients need no row here: they come on connections that have
 joined, and only a worker may join. What a certain worker may do (only the chief writes) is checked by each event.
@@ -15,7 +15,7 @@ ALLOWED: dict[Role, tuple[type, ...]] = {
     Role.LAUNCHER: (m.AskStatus, m.Describe, m.Lost, m.SaveSoon),
     Role.CLIENT: (),
 }
-NOT_A_WORKERS = (m.Lost, m.SaveSoon)  # a worker does not say of another one that it is gone, nor that all shall end
+NOT_A_WORKERS = (m.Lost, m.SaveSoon)  # only a launcher knows that another worker is gone, or that all are to save
 
 
 def check(role: Role, kind: type) -> None:

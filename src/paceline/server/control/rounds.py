@@ -39,7 +39,8 @@ class Rounds:
     open_decisions: tuple[Decision, ...] = field(default=(), metadata=KNOWN)
 
     def vote(self, worker: int, incarnation: int, push_id: int, is_finite: bool, round_: int) -> Ballot | None:
-        """None: another incarnation of this worker has voted in this round already. A retry changes nothing."""
+        """Count a vote, and return the worker's ballot; None if another incarnation of it has voted in this round. A
+        retry changes nothing."""
         # A vote for round r says that its worker pulled r from every shard: older decisions are applied everywhere.
         if self.open_decisions:
             self.open_decisions = tuple(decision for decision in self.open_decisions if decision[0] >= round_)
@@ -56,13 +57,13 @@ class Rounds:
         return ballot
 
     def ballot_of(self, worker: int, incarnation: int, push_id: int) -> Ballot | None:
-        """The ballot whose last vote this push was."""
+        """Return the ballot whose last vote this push was."""
         ballot = self.votes.get(worker)
         is_it = ballot is not None and (ballot.incarnation, ballot.push_id) == (incarnation, push_id)
         return ballot if is_it else None
 
     def close(self, round_: int, is_copied: bool = False) -> tuple[Contributor, ...]:
-        """End the round. INVARIANT: a round has one contributor set, written down before anybody is told (I1).
+        """End the round. INVARIANT: a round has one contributor set, written down before a worker is told (I1).
         `is_copied`: what its update makes is to be saved, by every shard."""
         contributors = tuple((w, b.incarnation, b.counted) for w, b in sorted(self.votes.items()) if b.counted)
         self.votes, self.given = {}, {}
@@ -72,5 +73,5 @@ class Rounds:
         return contributors
 
     def forget(self) -> None:
-        """All open decisions went into a new dial, which everybody who goes on carries."""
+        """Forget all open decisions: they went into a new dial, and workers carry them with it."""
         self.open_decisions = ()

@@ -86,7 +86,7 @@ class Saving:
         return actions
 
     def updated(self, control: "Control", now_s: float) -> None:
-        """After an update of ps:0, and before the first one: announce the next one if it is to be saved."""
+        """Announce the next update of ps:0 if it is to be saved; called after each update, and before the first."""
         if self.policy is None:
             return
         version = control.state.version
@@ -104,14 +104,6 @@ class Saving:
         self.saved_s = self.policy.last_s
         if self.target is None:
             self.due = self.policy.next_due(version + 1)
-
-    def want(self) -> bool:
-        """Save soon: the next update announces the one after it. False: this run saves nothing."""
-        if self.policy is None:
-            return False
-        self.policy.want()
-        self.due = 0, 0.0
-        return True
 
     def forget(self, control: "Control") -> None:
         """Announce nothing any more."""
@@ -148,7 +140,7 @@ class Saving:
         return {w: (self.newest[w].done, self.newest[w].steps) for w in closed if w in self.newest}
 
     def resumed(self, control: "Control", init: m.Init) -> None:
-        """The chief's first values are a checkpoint's: go on counting where it was."""
+        """Go on counting where a checkpoint was, if the chief's first values are of one."""
         if init.seed is not None:
             control.seed = init.seed
         if init.version == 0 and init.lineage == 0:
@@ -163,7 +155,7 @@ class Saving:
     # --- copying ----------------------------------------------------------------------------------------------
 
     def _take(self, control: "Control", version: int) -> Copy:
-        """The announced update is made: copy it."""
+        """Copy the announced update, which is made."""
         copy = self._copied(control, version)
         if self.target is not None and control.config.index == 0:
             self.is_taken, control.state.copy_at = True, None
@@ -190,14 +182,14 @@ class Saving:
         return Copy(version, self._copies, round_)
 
     def asked(self, control: "Control", message: m.Copy, now_s: float) -> m.Copied:
-        """The writer asks for a copy."""
+        """Return what the writer of a checkpoint is told about the copy, which may be made now."""
         state = control.state
         has_rounds = state.mode.has_rounds
         if message.is_now and not control.is_initialised:
             raise Refused("there is nothing to save yet: no chief has brought its model")
         if message.position is not None and message.position.worker == message.worker:
             self.note(message.position, has_rounds)
-        if message.decisions:  # whoever saves carries ps:0's open decisions first
+        if message.decisions:  # the writer carries ps:0's open decisions first
             control.do(state.carry((message.worker, message.incarnation), 0, message.decisions)[:-1], now_s)
         if message.is_now:
             control.out.append(self._copied(control, state.version))
@@ -268,7 +260,7 @@ class Saving:
             self.newest[position.worker] = position
 
     def carried(self, control: "Control", worker: int) -> None:
-        """A worker's buffers come with its request, as they are after the update that is to be saved."""
+        """Store a worker's buffers, which came with its request, as they are after the update that is to be saved."""
         if worker:
             self.has_buffers.add(worker)
         control.out.append(Store(worker))
@@ -291,7 +283,7 @@ def position(
 
 
 def copy(control: "Control", connection: int, message: m.Copy, now_s: float, has_buffers: bool = False) -> list[Action]:
-    """From the worker that writes a checkpoint, on a connection of its own."""
+    """Answer the worker that writes a checkpoint, on a connection of its own."""
     check_writer(control, connection, message.worker, message.incarnation)
     reply = control.saving.asked(control, message, now_s)
     if has_buffers:
@@ -304,7 +296,7 @@ def copy(control: "Control", connection: int, message: m.Copy, now_s: float, has
 
 
 def free_copy(control: "Control", connection: int, message: m.FreeCopy, now_s: float) -> list[Action]:
-    """The writer is done; the memory stays for the next copy."""
+    """Let the next update be announced: the writer is done. The memory stays for the next copy."""
     check_writer(control, connection, message.worker, message.incarnation)
     if control.saving.target is not None and control.saving.is_taken:
         control.saving.forget(control)
@@ -312,9 +304,12 @@ def free_copy(control: "Control", connection: int, message: m.FreeCopy, now_s: f
 
 
 def save_soon(control: "Control", connection: int, message: m.SaveSoon, now_s: float) -> list[Action]:
-    """From a launcher whose terminal was closed."""
-    if not control.is_started or not control.members.training or not control.saving.want():
-        raise Refused("nobody trains here, or nothing is saved")
+    """Save one of the next updates, for a launcher whose terminal was closed."""
+    saving = control.saving
+    if not control.is_started or not control.members.training or saving.policy is None:
+        raise Refused("no worker trains here, or nothing is saved")
+    saving.policy.want()
+    saving.due = 0, 0.0
     return control.done(connection)
 
 

@@ -97,7 +97,7 @@ class ShardState:
         return actions + self.release(now_s) if self.waiting else actions
 
     def _again(self, key: Key, push_id: int, now_s: float) -> list[Action]:
-        """A retry of what was dealt with. One that must wait waits as its first try did."""
+        """Answer a retry of what was dealt with. One that must wait waits as its first try did."""
         if key in self.waiting:
             return []
         if self.is_coordinator and not self.mode.has_rounds and not self._may_go_on(key[0]):
@@ -132,7 +132,7 @@ class ShardState:
     # --- waiting for others, where every push is an update ----------------------------------------------------
 
     def _must_wait(self, worker: int) -> bool:
-        """Whether this worker, which has just done a step, must wait for slower or for missing ones."""
+        """Return whether this worker, which has just done a step, must wait for slower or for missing ones."""
         if self.mode.keeps_clocks:
             self.clocks[worker] = self.clocks.get(worker, 0) + 1
         return not self._may_go_on(worker)
@@ -151,7 +151,7 @@ class ShardState:
 
     @property
     def lacks(self) -> int:
-        """So many more workers are needed before training goes on."""
+        """How many more workers are needed before training goes on."""
         return self.members.lacks(self.min_workers) if self.min_workers > 1 else 0
 
     def release(self, now_s: float) -> list[Action]:
@@ -167,8 +167,8 @@ class ShardState:
         return self._answer(key, held.push_id, told, Flag.WAITED)
 
     def entered(self, worker: int) -> None:
-        """A worker has joined, or trains again: bounded mode's clock takes it as no slower than the slowest, and if
-        nobody else trains, as no slower than the slowest was before."""
+        """Set the clock of a worker that joins or trains again, in bounded mode: no slower than the slowest, and if no
+        other one trains, no slower than the slowest was before."""
         self.closed_s = None
         if self.mode.keeps_clocks:
             others = [self.clocks.get(w, 0) for w in self.members.training if w != worker]
@@ -193,7 +193,7 @@ class ShardState:
         return self.close_if_due(now_s)
 
     def _may_add(self, ballot: Ballot) -> bool:
-        """Whether this worker goes on at once, into the same round. Not if its vote closes the round."""
+        """Return whether this worker goes on at once, into the same round. Not if its vote closes the round."""
         if self.is_switching or self.due_s is not None:
             return False
         return self.mode.may_read(ballot.given) and not self.mode.is_due(self.rounds.given, self.members.training)
@@ -226,20 +226,20 @@ class ShardState:
         return self._close(now_s)
 
     def _waits_for_none(self) -> bool:
-        """Whether nobody can put more into the round, though the mode would take it: all wait, or (while the mode
-        changes) everybody who has not stood still yet is in."""
+        """Return whether no worker can put more into the round, though the mode would take it: all wait, or (while the
+        mode changes) all who have not stood still yet are in."""
         if self.is_switching:
             return self.members.training - {k[0] for k in self.ready} <= self.rounds.given.keys()
         return self.mode.adds_up and not self._may_grow()
 
     def _may_grow(self) -> bool:
-        """Whether anybody who trains can add to the round. Who waits for it cannot: a successor, say, of one that
-        voted in it."""
+        """Return whether any worker that trains can add to the round. One that waits for it cannot: a successor, say,
+        of one that voted in it."""
         given, waiting = self.rounds.given, {k[0] for k in self.waiting}
         return any(w not in waiting and self.mode.may_read(given.get(w, 0)) for w in self.members.training)
 
     def _grace_s(self) -> float:
-        """How long a round that is due waits for those who could still add to it."""
+        """Return how long a round that is due waits for those who could still add to it."""
         grace_s = self.mode.grace_s(self.round_s)
         return grace_s if grace_s > 0 and not self.is_switching and self._may_grow() else 0.0
 
@@ -271,7 +271,7 @@ class ShardState:
     # --- rounds, on every shard -------------------------------------------------------------------------------
 
     def stage(self, key: Key, push_id: int, round_: int) -> list[Action]:
-        """On every shard but ps:0: hold the gradient until its round is decided; an ack, nothing else."""
+        """Hold a gradient until its round is decided, on every shard but ps:0; only acknowledge it."""
         if not self.members.is_current(*key):
             return [Answer(key, push_id, Outcome.FENCED, self.version)]
         if round_ > self.version:
@@ -288,7 +288,7 @@ class ShardState:
             self.staged[key] = Staged(round_, push_id, old.counted, old.counted_id)
 
     def count(self, key: Key, push_id: int) -> list[Action]:
-        """ps:0 has counted what this worker staged last: add it up, its slot is needed for the next one."""
+        """Add up what this worker staged last, which ps:0 has counted: its slot is needed for the next one."""
         staged = self.staged.get(key)
         ack = Answer(key, push_id, Outcome.ADDED, self.version)
         if staged is None or staged.push_id != push_id or staged.round != self.version:
@@ -301,7 +301,7 @@ class ShardState:
         return [Add(key, old.counted == 0, push_id)]
 
     def carry(self, key: Key, push_id: int, decisions: tuple[Decision, ...]) -> list[Action]:
-        """A pull that brings ps:0's decisions: apply those not seen yet, once, in order; then answer."""
+        """Apply the decisions of ps:0 that a pull brings and that are new here, once, in order; then answer."""
         actions: list[Action] = []
         for decided, contributors in decisions:
             round_ = decided + self.offset
@@ -332,7 +332,7 @@ class ShardState:
         return count == staged.counted or (count == staged.counted + 1 and staged.push_id > 0)
 
     def _apply(self, contributors: tuple[Contributor, ...], round_: int) -> list[Action]:
-        """One update. A staged gradient is dropped here, because its round is decided, and nowhere else."""
+        """Make one update. A staged gradient is dropped here, because its round is decided, and nowhere else."""
         parts = []
         for worker, incarnation, count in contributors:
             self.staleness[worker][0] += count
@@ -352,7 +352,7 @@ class ShardState:
     # --- who takes part ---------------------------------------------------------------------------------------
 
     def left(self, key: Key, now_s: float = 0.0) -> list[Action]:
-        """A connection ended or a lease ran out. What it staged stays; the round may be due without it."""
+        """Take out a worker. What it staged stays; the round may be due without it."""
         self.waiting.pop(key, None)
         self.ready.discard(key)
         self.members.leave(*key)
@@ -360,12 +360,12 @@ class ShardState:
         return free + self.changed(now_s)
 
     def changed(self, now_s: float = 0.0) -> list[Action]:
-        """Who trains has changed (pause, barrier, close, loss)."""
+        """Look again at the open round, or at workers that wait, because others train now."""
         self.closed_s = None  # how long this round takes says nothing about others
         return self.look_again(now_s)
 
     def look_again(self, now_s: float = 0.0) -> list[Action]:
-        """A grace may be over, or somebody need not wait any more."""
+        """Close the round if it is due, or answer those who need not wait any more."""
         if not self.is_coordinator:
             return []
         return self.close_if_due(now_s) if self.mode.has_rounds else self.release(now_s)
@@ -383,12 +383,12 @@ class ShardState:
     # --- another mode -----------------------------------------------------------------------------------------
 
     def begin_switch(self, now_s: float = 0.0) -> list[Action]:
-        """From now on whoever is answered stands still before its next step."""
+        """Have every worker stand still before its next step; the answer to its push says so."""
         self.is_switching = True
         return self.changed(now_s)
 
     def switch(self, mode: Mode) -> list[Action]:
-        """Nobody is between two steps: the new mode holds. Open decisions are carried with its dial."""
+        """Take the new mode, as no worker is between two steps. Open decisions are carried with its dial."""
         assert not self.rounds.votes and not self.waiting
         self.is_switching = False
         self.ready.clear()
@@ -396,7 +396,7 @@ class ShardState:
         return self._take_mode(mode, self.turn + 1)
 
     def align(self, mode: Mode, turn: int, version: int) -> list[Action]:
-        """On every shard but ps:0: obey the new mode. `version` is ps:0's: rounds are counted from there."""
+        """Obey the new mode, on every shard but ps:0. `version` is ps:0's: rounds are counted from there."""
         if turn <= self.turn:
             return []
         self.offset = self.version - version

@@ -1,7 +1,7 @@
-"""How many steps of the run were each worker's, over all its lives and over a resume, as ps:0 counts them.
+"""The number of steps of each worker, over all its processes and over a resume, as ps:0 counts them.
 
-Used by saving.py. A worker tells where it is in its data, and how many steps it has made; what it did
-after it last told, before it was killed, only a ps knows. Must never tell a worker a place in its data.
+Used by saving.py. A worker says where it is in its data, and how many steps it has made; the steps between that and
+its death are known to the ps only. Must never tell a worker a place in its data.
 """
 
 from collections.abc import Iterable
@@ -16,19 +16,19 @@ from paceline.wire.messages import Position
 
 @dataclass(slots=True)
 class StepCounts:
-    """Of all workers. `earlier`: their steps before this start, when global step `began_at` was made already."""
+    """The counts of all workers. `earlier`: their steps before this start of the run, which began at `began_at`."""
 
     earlier: dict[int, int] = field(default_factory=dict, metadata=COUNTED)
     began_at: int = field(default=0, metadata=COUNTED)
 
     def resumed(self, version: int, positions: Iterable[Position]) -> None:
-        """A checkpoint's."""
+        """Go on from a checkpoint."""
         self.began_at = version
         self.earlier = {position.worker: position.steps for position in positions}
 
     def of(self, state: ShardState, worker: int) -> int:
-        """Its steps that are dealt with, counted or discarded. In local mode a push is several, always as many unless
-        the mode was changed."""
+        """Return the steps of a worker that are counted or discarded. In local mode a push is several, always as many
+        unless the mode was changed."""
         spec = state.mode.spec
         a_push = spec.local_steps if spec.name == "local" and state.turn == 0 else 1
         pushes = sum(state.staleness.get(worker, {}).values()) + state.discarded.get(worker, 0)
@@ -39,15 +39,15 @@ class StepCounts:
         return bool(state.staleness.get(worker)) or bool(state.discarded.get(worker))
 
     def goes_on(self, state: ShardState, worker: int, told: Position | None) -> Position | None:
-        """From where a worker goes on that was last heard of there."""
+        """Return where a worker goes on that has last said it was at `told`."""
         steps = self.of(state, worker)
         if steps <= (told.steps if told is not None else 0):
             return told
         return msgspec.structs.replace(told or Position(worker), steps=steps)
 
     def exact(self, state: ShardState) -> dict[int, int]:
-        """Every worker's steps in the version that is there now; nothing where that cannot be said: in rounds, where
-        many steps are one update, in local mode, and when a ps that died took a moment of its counts with it."""
+        """Return every worker's steps in the current version; empty where they are not known: in rounds, where many
+        steps are one update, in local mode, and when the last counts of a ps died with it."""
         if state.mode.has_rounds or state.mode.spec.name == "local":
             return {}
         counted = sum(sum(counts.values()) for counts in state.staleness.values())
@@ -56,5 +56,5 @@ class StepCounts:
         return self.all(state)
 
     def all(self, state: ShardState) -> dict[int, int]:
-        """Everybody's that has made any."""
+        """Return the steps of all workers that have made any."""
         return {worker: self.of(state, worker) for worker in {*self.earlier, *state.staleness, *state.discarded}}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ready(control: "Control", connection: int, message: m.Ready, now_s: float) -> list[Action]:
-    """A worker stands still until the mode has changed; if nothing is to change any more, it goes on at once."""
+    """Let a worker stand still until the mode has changed; it goes on at once if nothing is to change any more."""
     key = control.worker(connection)
     if control.wanted is None:
         control.say(connection, control.dial)
@@ -32,7 +32,7 @@ def ready(control: "Control", connection: int, message: m.Ready, now_s: float) -
 
 
 def switch_mode(control: "Control", connection: int, message: m.SwitchMode, now_s: float) -> list[Action]:
-    """From outside the training, to ps:0."""
+    """Begin to change the mode. The request comes from outside the training, to ps:0."""
     now, wanted = control.state.mode.spec, message.spec
     if control.config.index != 0:
         raise Refused("only ps:0 changes the mode")
@@ -45,7 +45,7 @@ def switch_mode(control: "Control", connection: int, message: m.SwitchMode, now_
     if not control.is_started:
         raise Refused("the run has not started to train yet")
     if not control.members.live and not control.members.missing:
-        raise Refused("the run is over: nobody trains any more")
+        raise Refused("the run is over: no worker trains any more")
     if wanted == now and control.wanted is None:
         control.say(connection, m.Switched(now, now, control.state.version, 0.0))
         return control.take()
@@ -63,7 +63,7 @@ def switch_mode(control: "Control", connection: int, message: m.SwitchMode, now_
 
 
 def align(control: "Control", connection: int, message: m.Align, now_s: float) -> list[Action]:
-    """On every shard but ps:0: the mode that holds there holds here too."""
+    """Take over the mode that holds on ps:0, on every other shard."""
     control.worker(connection)
     dial, state = message.dial, control.state
     if dial.turn > state.turn:
@@ -75,7 +75,7 @@ def align(control: "Control", connection: int, message: m.Align, now_s: float) -
 
 
 def switch_if_still(control: "Control", now_s: float) -> None:
-    """Once no worker is between two steps: the mode that was asked for holds, and all who wait are told."""
+    """Change the mode once no worker is between two steps, and tell all who wait."""
     state, after = control.state, control.wanted
     if after is None or state.rounds.votes or state.waiting:
         return

@@ -1,7 +1,7 @@
 """Validation of what a worker describes: slots in a payload, options of a push.
 
 Checked before numbers are touched. A client that sends them holds the secret, so a wrong one is a mistake and no
-attack; it must still be refused, because a ps that fails over it ends the training of all workers.
+attack; it must still be refused, because an error in an update ends the ps.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ LARGEST = 3.4e38  # of a float32: beyond it torch refuses to compute
 
 
 def problem(entries: Sequence[SlotEntry], layout: Layout, payload_bytes: int) -> str:
-    """What is wrong with the first entry that is; empty when all can be believed.
+    """Return what is wrong with the first entry that is wrong; empty when all are valid.
 
     >>> problem([SlotEntry(0, 0, 6, "exp_avg", "float32", False, 0, 24)], Layout(()), 24)
     'exp_avg of tensor 0, which is none of 0'
@@ -35,7 +35,7 @@ def problem(entries: Sequence[SlotEntry], layout: Layout, payload_bytes: int) ->
 
 
 def options_problem(options: Sequence[Options], before: Sequence[Options]) -> str:
-    """What is wrong with the options that a push brings, seen beside those that held; empty when they can be used.
+    """Return what is wrong with the options of a push, compared with those before it; empty when they can be used.
 
     >>> options_problem([{"lr": None}], [{"lr": 0.1}])
     'group 0: lr was 0.1 and is None, which is no number'
@@ -70,4 +70,4 @@ def _is_alike(new: object, old: object, name: str) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not abs(value) > LARGEST  # NaN is one: whoever sets it shall see it
+    return isinstance(value, int | float) and not abs(value) > LARGEST  # NaN is one: a user who sets it is to see it

@@ -194,7 +194,7 @@ class Shard:
         slot.added(adding)
 
     def _put_back(self, job: int) -> Sequence[int]:
-        """After a death in the middle of an update: restore blocks it had begun, return all still to be done."""
+        """Restore the blocks that an update had begun when the ps died; return all that are still to be done."""
         assert self._undo is not None
         left = self._undo.remaining(len(self.blocks), job)
         for index in range(len(self.blocks)):

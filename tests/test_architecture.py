@@ -16,6 +16,8 @@ ARROWS: dict[str, set[str]] = {
     "version": set(),
     "files": set(),
     "forks": {"errors"},
+    "hangup": set(),
+    "exits": {"errors", "telemetry"},
     "cluster": {"errors", "files", "modes", "params", "transport"},  # for the names that flags may take
     "params": {"errors", "forks"},
     "views": {"params"},
@@ -30,30 +32,30 @@ ARROWS: dict[str, set[str]] = {
         "checkpoint",
     },
     "frameworks": {
-        "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry",
+        "errors", "exits", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry",
         "checkpoint", "worker",
     },  # worker/framework imports them by name
     "ingraph": {
-        "errors", "forks", "version", "cluster", "params", "views", "modes", "wire", "transport", "telemetry", "worker",
-        "frameworks",
+        "errors", "exits", "forks", "hangup", "version", "cluster", "params", "views", "modes", "wire", "transport",
+        "telemetry", "worker", "frameworks",
     },
     "tf1": {"ingraph"},  # TensorFlow's names under a short one
     "datasets": {"errors"},
     "models": {"errors"},
     "launchers": {
-        "errors", "forks", "files", "version", "cluster", "params", "modes", "wire", "transport", "telemetry",
-        "checkpoint", "server", "worker", "frameworks", "ingraph", "datasets", "models", "",
+        "errors", "exits", "forks", "hangup", "files", "version", "cluster", "params", "modes", "wire", "transport",
+        "telemetry", "checkpoint", "server", "worker", "frameworks", "ingraph", "datasets", "models", "",
     },
     "lab": {
-        "errors", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint", "worker",
-        "frameworks", "ingraph", "datasets", "models", "launchers", "",
+        "errors", "hangup", "version", "cluster", "params", "modes", "wire", "transport", "telemetry", "checkpoint",
+        "worker", "frameworks", "ingraph", "datasets", "models", "launchers", "",
     },
     "plan": {
         "errors", "cluster", "modes", "wire", "server", "worker", "telemetry", "launchers", "lab",
     },
     "cli": {
-        "errors", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker", "launchers", "lab",
-        "datasets", "models", "plan", "",
+        "errors", "hangup", "version", "cluster", "params", "modes", "telemetry", "checkpoint", "worker",
+        "launchers", "lab", "datasets", "models", "plan", "",
     },
     "": {"version", "cluster", "errors", "ingraph", "launchers", "worker", "cli"},  # the package's public names
 }  # fmt: skip

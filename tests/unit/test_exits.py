@@ -12,12 +12,12 @@ import pytest
 from op_servers import Serving, serving
 
 import paceline
+from paceline import exits
 from paceline.cluster.devices import Device
 from paceline.errors import EXIT_INTERRUPTED, ConnectionLost
 from paceline.ingraph.mirror import remote_for
 from paceline.ingraph.remote import Remote
 from paceline.launchers.ports import Reserved
-from paceline.worker import exits
 
 __all__ = ["serving"]
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline import hangup
 from paceline.lab.measuring.interrupts import interruptible, undisturbed
-from paceline.worker import hangup
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from paceline import hangup
 from paceline.cli import (
     chaos,
     ckpt,
@@ -30,7 +31,6 @@ from paceline.cli import (
 )
 from paceline.errors import EXIT_TRAINING, EXIT_USAGE, PacelineError
 from paceline.telemetry import output
-from paceline.worker import hangup
 
 # Errors that a path given by the user may cause.
 OF_A_PATH = (

@@ -16,6 +16,7 @@ from paceline.cluster.discovery import Assignment, discover, discover_as
 from paceline.cluster.pinning import mark
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
+from paceline.exits import ends_waits, let_errors_set_the_exit_code
 from paceline.frameworks.torch.devices import here, say_once
 from paceline.ingraph import scope
 from paceline.ingraph.hardware import run_on
@@ -23,7 +24,6 @@ from paceline.ingraph.remote import Remote
 from paceline.telemetry.lines import placed_line
 from paceline.transport.base import Stream
 from paceline.transport.security import Role
-from paceline.worker.exits import ends_waits, let_errors_set_the_exit_code
 
 if TYPE_CHECKING:
     from paceline.ingraph.op import Op

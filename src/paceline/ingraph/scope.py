@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.cluster.devices import Device
 from paceline.errors import UsageError
-from paceline.worker.exits import let_errors_set_the_exit_code
+from paceline.exits import let_errors_set_the_exit_code
 
 
 class _Here(threading.local):

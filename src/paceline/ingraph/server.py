@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from paceline import forks
+from paceline import forks, hangup
 from paceline.cluster.discovery import Assignment, discover, discover_as
 from paceline.cluster.listening import listen
 from paceline.cluster.pinning import GpuUse, beside
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import EXIT_INTERRUPTED, ClusterError, Refused, UsageError
+from paceline.exits import let_errors_set_the_exit_code
 from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import adopted, copies
 from paceline.ingraph.aside import Aside
@@ -39,8 +40,6 @@ from paceline.telemetry.sink import append
 from paceline.transport import port_reservation
 from paceline.transport.acceptor import Acceptor
 from paceline.transport.security import Role
-from paceline.worker import hangup
-from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.worker.script import check_owner
 
 assert copies.tower and adopted.update  # every server has what towers and placed modules call

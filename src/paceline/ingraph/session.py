@@ -17,6 +17,7 @@ from paceline.cluster.settings import Settings
 from paceline.cluster.spec import ClusterSpec, Task, split_address
 from paceline.cluster.spelling import with_article
 from paceline.errors import PacelineError, UsageError, WaitTimeout
+from paceline.exits import let_errors_set_the_exit_code
 from paceline.frameworks.torch import devices as torch_devices
 from paceline.ingraph import scope, values
 from paceline.ingraph.config import ConfigProto
@@ -25,7 +26,6 @@ from paceline.ingraph.master import Master, NodeDef, Options
 from paceline.ingraph.neighbours import LOCALHOST, Neighbours, current, remote_to, say, was_stopped
 from paceline.ingraph.parts import Parts
 from paceline.ingraph.remote import Remote
-from paceline.worker.exits import let_errors_set_the_exit_code
 
 SCHEME = "paceline://"
 MASTER_S = 5.0  # beyond a step's timeout, in which the master says who has not ended

@@ -19,15 +19,15 @@ from types import TracebackType
 
 import msgspec
 
+from paceline import hangup
 from paceline.cluster.discovery import Assignment, discover, encode_for_child
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TRAINING, ConnectionLost, PacelineError, UsageError
+from paceline.exits import TOLD_BY_MESSAGE, true_error
 from paceline.launchers.kernel import die_with
 from paceline.launchers.seeding import seed_task
 from paceline.telemetry import losses
 from paceline.telemetry.lines import error_line
 from paceline.telemetry.output import keep_printing
-from paceline.worker import hangup
-from paceline.worker.exits import TOLD_BY_MESSAGE, true_error
 
 SIGNAL_S = 0.5
 THREADS = "OMP_NUM_THREADS"

@@ -19,9 +19,9 @@ from contextlib import suppress
 
 import msgspec
 
+from paceline import hangup
 from paceline.launchers import entry, seeding
 from paceline.launchers.kernel import die_with, show_as
-from paceline.worker import hangup
 
 LOG, NULL = 0, 1  # the first descriptors of a request; the named ones follow
 MAX_DESCRIPTORS = 16

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from paceline import hangup
 from paceline.cluster.discovery import KEYS_VARIABLE, SECRET_VARIABLE, TASK_VARIABLE
 from paceline.cluster.plain import flags_of, tf_config_of
 from paceline.cluster.slow import parse as parse_slow
@@ -33,7 +34,6 @@ from paceline.telemetry.output import stream_of
 from paceline.telemetry.records import PsReport, WorkerReport
 from paceline.telemetry.sampler import Sampler, Utilisation
 from paceline.telemetry.sink import append
-from paceline.worker import hangup
 
 LOOK_S = 1.0
 OURS = (TASK_VARIABLE, SECRET_VARIABLE, KEYS_VARIABLE)  # of a cluster that we may be in ourselves

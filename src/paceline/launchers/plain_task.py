@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from paceline import hangup
 from paceline.launchers.kernel import die_with
-from paceline.worker import hangup
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import hangup
 from paceline.cluster import moved
 from paceline.cluster.discovery import Assignment, may_look
 from paceline.cluster.listening import listen
@@ -31,7 +32,6 @@ from paceline.telemetry.ledger import Ledger
 from paceline.telemetry.meter import Meter
 from paceline.telemetry.paths import RunPaths
 from paceline.telemetry.sink import Sink
-from paceline.worker import hangup
 
 HANGUP_S = 15.0  # how long a ps whose terminal was closed serves workers that save
 REJOIN_S = 15.0  # how long a ps that nobody supervises waits for a worker that went away without a word

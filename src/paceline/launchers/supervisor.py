@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 
+from paceline import hangup
 from paceline.checkpoint.request import AUTO, NONE
 from paceline.cluster.chaos import parse as parse_chaos
 from paceline.cluster.spec import Task
@@ -33,7 +34,6 @@ from paceline.launchers.restart import LOST, Over
 from paceline.telemetry import faults, read, summary
 from paceline.telemetry.output import complain, stream_of
 from paceline.telemetry.records import PsReport, WorkerReport
-from paceline.worker import hangup
 
 NOTHING_TRAINED = "no worker called ctx.prepare(model, optimizer), so nothing was trained together"
 PS_0 = Task("ps", 0)
@@ -286,7 +286,7 @@ def sum_up(run: Run, crew: Crew, error: str | None, wall_s: float) -> dict[str, 
 
 @contextmanager
 def interrupts(children: Children) -> Iterator[None]:
-    """Ctrl+C and kill become an event; only where the main thread runs us. A closed terminal: worker/hangup."""
+    """Ctrl+C and kill become an event; only where the main thread runs us. A closed terminal: see hangup.py."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

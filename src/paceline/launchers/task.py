@@ -14,12 +14,14 @@ from contextlib import contextmanager
 
 import msgspec
 
+from paceline import hangup
 from paceline.cluster.cores import usable_cores
 from paceline.cluster.discovery import Assignment, discover
 from paceline.cluster.listening import by_whom
 from paceline.cluster.membership import incarnation_by_hand
 from paceline.cluster.spec import Addresses, ClusterSpec, Task
 from paceline.errors import UsageError
+from paceline.exits import let_errors_set_the_exit_code
 from paceline.launchers.entry import TENSORFLOW_THREADS, THREADS, loaded_with
 from paceline.launchers.gpus import environ_of
 from paceline.launchers.notice import tell_lost
@@ -28,9 +30,7 @@ from paceline.telemetry.output import keep_printing
 from paceline.telemetry.paths import ByHand, RunPaths
 from paceline.transport import port_reservation
 from paceline.transport.base import split
-from paceline.worker import hangup
 from paceline.worker.context import Context
-from paceline.worker.exits import let_errors_set_the_exit_code
 from paceline.worker.script import script_line
 from paceline.worker.session import WorkerSession
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from paceline.errors import UsageError
-from paceline.worker.exits import true_error
+from paceline.exits import true_error
 from paceline.worker.positions.position import Progress
 from paceline.worker.script import script_line
 

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from paceline import exits
 from paceline.cluster.devices import Device
 from paceline.cluster.pinning import Hardware
 from paceline.cluster.spec import Task
@@ -40,7 +41,6 @@ from paceline.frameworks.keras.objects import convert_optimizer
 from paceline.frameworks.keras.optimizer_state import KerasState
 from paceline.params.layout import TensorSpec
 from paceline.wire.messages import OptimizerSpec, Options
-from paceline.worker import exits
 from paceline.worker.script import script_line
 from paceline.worker.step.optimizer_state import scatter
 from paceline.worker.step.training_step import TrainingStep

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from paceline.worker import hangup
+from paceline import hangup
 
 ONCE = (signal.SIGTERM, signal.SIGHUP)  # who sent one of these will not send it again
 

@@ -16,6 +16,7 @@ class Stepping:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
+        self.discarded = 0
 
     def newest_step(self) -> int:
         return self.steps
@@ -45,7 +46,7 @@ def test_the_last_step_has_its_line_once() -> None:
         stepping.steps += 1
         reporter.clock.step(samples=10)  # only the first has a line: a few a second are enough
     reporter.last_step()
-    reporter.end(stepping, discarded=0)
+    reporter.end(stepping)
     steps = [line.partition(": ")[2] for line in said if "training step" in line]
     assert steps == [f"Worker 1: training step {n} done (global step: {n})" for n in (1, 5)]
 
@@ -59,7 +60,7 @@ def test_after_a_restart_rates_begin_with_this_life_and_steps_do_not() -> None:
     for _ in range(3):
         reporter.clock.step(samples=10)
         stepping.steps += 1
-    report = reporter.end(stepping, discarded=0)
+    report = reporter.end(stepping)
     assert report.steps == sink.last["step"] == 1_000_003, "the live line and the last block agree"
     took_s = sum(reporter.clock._took)
     assert sink.last["steps_per_s"] < 1000 / took_s, "three steps, not a million"

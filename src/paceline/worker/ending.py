@@ -41,7 +41,7 @@ def leave(session: "WorkerSession", training_step: "TrainingStep") -> None:
     refused = training_step.finish()
     links = training_step.client.links
     counts = [(link.channel.lane, link.counts()) for link in links]
-    report = session.reporter.end(training_step, training_step.discarded, counts)
+    report = session.reporter.end(training_step, counts)
     if session.is_chief:
         training_step.send_carried()
     training_step.refresh()  # this carries ps:0's open decisions to all shards

@@ -6,7 +6,7 @@ Used by worker/session, one a task. Must never wait: what cannot be written is d
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,13 +21,8 @@ from paceline.telemetry.steps import StepClock
 from paceline.telemetry.summaries import EventWriter
 from paceline.transport.channel import Counts
 
-
-class Stepping(Protocol):
-    """How far the training is: this worker's steps, and the cluster's as far as this worker has seen."""
-
-    steps: int
-
-    def newest_step(self) -> int: ...
+if TYPE_CHECKING:
+    from paceline.worker.step.training_step import TrainingStep
 
 
 class Reporter:
@@ -40,7 +35,7 @@ class Reporter:
         self._worker = worker
         self._task = str(assignment.task) if assignment else ""
         self._style = assignment.settings.log_style if assignment else PACELINE
-        self._stepping: Stepping | None = None  # once training begins
+        self._training_step: TrainingStep | None = None  # once training begins
         self._printed_step = 0  # the last step that had a line
         self._device = ""
         self._metrics: dict[str, float] = {}
@@ -64,27 +59,27 @@ class Reporter:
         if self._events is None and self._events_of is not None:
             self._events = EventWriter(self._events_of)
 
-    def begin(self, stepping: Stepping, waited_s: float, device: str = "") -> None:
+    def begin(self, training_step: "TrainingStep", waited_s: float, device: str = "") -> None:
         """Begin to record: training begins now, on this device."""
-        self._stepping, self._device = stepping, device
+        self._training_step, self._device = training_step, device
         self._trained_from_s = time.time()
-        self.clock.earlier = stepping.steps  # of an earlier life, or of the run that is resumed
+        self.clock.earlier = training_step.steps  # of an earlier life, or of the run that is resumed
         self.clock.waited(waited_s)
         self._say(lines.begins_line(self._trained_from_s))
         if self._task and threading.current_thread() is threading.main_thread():  # else it shares its process
             self._meter = Meter(self._task, is_on_card="gpu" in device)
             self._meter.look()
-        threading.Thread(target=self._tick, args=(stepping,), name="telemetry", daemon=True).start()
+        threading.Thread(target=self._tick, args=(training_step,), name="telemetry", daemon=True).start()
 
     def last_step(self) -> None:
         """Print the line of this worker's last step, if it has had none."""
-        if self._stepping is not None and self.clock.steps and self._printed_step != self._stepping.steps:
+        if self._training_step is not None and self.clock.steps and self._printed_step != self._training_step.steps:
             self._print_step()
 
     def _print_step(self) -> None:
         """Print the line of this step; the clock calls it after every `--log-every`th, or a few times a second."""
-        if self._stepping is not None:
-            step, newest = self._stepping.steps, self._stepping.newest_step()
+        if self._training_step is not None:
+            step, newest = self._training_step.steps, self._training_step.newest_step()
             self._printed_step = step
             self._say(lines.step_line(time.time(), self._worker, step, newest, self._style))
 
@@ -93,10 +88,10 @@ class Reporter:
         numbers = {name: float(value) for name, value in values.items()}
         self._metrics.update(numbers)
         self.clock.metrics(numbers)
-        if self._events is not None and self._stepping is not None:
-            self._events.scalars(numbers, self._stepping.newest_step())
+        if self._events is not None and self._training_step is not None:
+            self._events.scalars(numbers, self._training_step.newest_step())
 
-    def end(self, stepping: Stepping, discarded: int, counts: Sequence[tuple[str, Counts]] = ()) -> WorkerReport:
+    def end(self, training_step: "TrainingStep", counts: Sequence[tuple[str, Counts]] = ()) -> WorkerReport:
         """Print the last lines, write the last record, and return the report. `counts`: what went to each ps, in their
         order, and on which lane."""
         self.last_step()
@@ -104,8 +99,8 @@ class Reporter:
         took_s = ended_s - self._trained_from_s
         self._say(lines.ends_line(ended_s))
         self._say(lines.elapsed_line(took_s, self._style))
-        self._record(stepping, (stepping.steps - self.clock.earlier) / max(took_s, 1e-9))
-        self.clock.discarded(discarded)
+        self._record(training_step, (training_step.steps - self.clock.earlier) / max(took_s, 1e-9))
+        self.clock.discarded(training_step.discarded)
         report = self.clock.report(self._worker, time.monotonic() - self._began_s)
         use = self._meter.use(self._ticked_s + self.sink.cpu_s) if self._meter is not None else None
         pairs = [pair(self._task, index, *each) for index, each in enumerate(counts)]
@@ -123,21 +118,21 @@ class Reporter:
             self._events.close()
         self.sink.close()
 
-    def _tick(self, stepping: Stepping) -> None:
+    def _tick(self, training_step: "TrainingStep") -> None:
         steps, at_s = self.clock.earlier, time.monotonic()
         while not self._stop.wait(1.0):
-            now_steps, now_s = stepping.steps, time.monotonic()
+            now_steps, now_s = training_step.steps, time.monotonic()
             if self._meter is not None:
                 self._meter.look()
-            self._record(stepping, (now_steps - steps) / (now_s - at_s))
+            self._record(training_step, (now_steps - steps) / (now_s - at_s))
             steps, at_s = now_steps, now_s
             self._ticked_s = time.thread_time()
 
-    def _record(self, stepping: Stepping, steps_per_s: float) -> None:
+    def _record(self, training_step: "TrainingStep", steps_per_s: float) -> None:
         self.sink.tick(
             task=self._task,
-            step=stepping.steps,
-            global_step=stepping.newest_step(),
+            step=training_step.steps,
+            global_step=training_step.newest_step(),
             steps_per_s=round(steps_per_s, 2),
             metrics=dict(self._metrics),
             phase="train",

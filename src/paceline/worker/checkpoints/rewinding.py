@@ -8,43 +8,30 @@ server/control/rewinding has the other side and the steps. It never ends a run t
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from paceline.checkpoint.read import Loaded
 from paceline.checkpoint.state import State
 from paceline.errors import CheckpointError, ClusterError, ConnectionLost, PacelineError, Refused
 from paceline.modes import make as make_mode
-from paceline.params.layout import Layout
-from paceline.params.placement import Plan
 from paceline.wire import messages as m
 from paceline.worker.checkpoints.connection import Connection
 from paceline.worker.checkpoints.restoring import Restored
-from paceline.worker.requests.client import Client
 from paceline.worker.requests.identity import Identity
 from paceline.worker.requests.link import Link
 
+if TYPE_CHECKING:
+    from paceline.worker.step.training_step import TrainingStep
+
 TURN_S = 2.0  # each worker waits so much longer than the one before it
 FRESHER_TURNS = 3  # with --reseed: turns in which only the worker with the newest version may bring it
-
-
-class Own(Protocol):
-    """This worker's model as it is now."""
-
-    layout: Layout
-    plan: Plan
-    client: Client
-    spec: m.OptimizerSpec
-
-    def carried_block(self) -> bytes: ...
-
-    def parameters_of(self, index: int) -> memoryview: ...
 
 
 class Rewinder:
     """Restores empty ps for one worker."""
 
     def __init__(
-        self, me: Identity, training_step: Own, find: Callable[[], Loaded | None], is_reseeding: bool,
+        self, me: Identity, training_step: "TrainingStep", find: Callable[[], Loaded | None], is_reseeding: bool,
         say: Callable[[str], None], event: Callable[..., None],
     ) -> None:  # fmt: skip
         self._me = me

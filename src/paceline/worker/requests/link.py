@@ -80,6 +80,7 @@ class Link:
     ) -> None:
         self.channel = channel
         self.index = index
+        self.name = f"ps:{index}"
         self.into = into
         self.version = 0
         self.offset = 0  # this shard's version less ps:0's, where rounds are counted
@@ -177,11 +178,6 @@ class Link:
             self.slot[start : start + raw.nbytes] = raw
             start += raw.nbytes
         return ()
-
-    @property
-    def name(self) -> str:
-        """Return what messages call this ps."""
-        return f"ps:{self.index}"
 
     def ask(self, request: Request, expects: type[R] = Done, bulk: Sequence[Buffer] = ()) -> R:  # type: ignore[assignment]
         """Ask on this connection, or on the next one; raise a refusal."""

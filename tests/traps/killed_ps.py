@@ -24,7 +24,7 @@ from lives import Life, spec_by_name
 from paceline.launchers.keeper import Keeper
 from paceline.modes.spec import ModeSpec
 from paceline.params.layout import Layout, TensorSpec
-from paceline.server.memory import Kept
+from paceline.server.memory import KeptMemory
 
 MODES = {
     "async": ModeSpec(),
@@ -102,7 +102,7 @@ def start(keeper: Keeper, layout: Layout, optimizer: str, mode: ModeSpec) -> tup
         line.close()
         return pid, mine
     mine.close()
-    be(Life(spec_by_name(optimizer), mode, layout, memory=lambda: Kept(theirs)), line)
+    be(Life(spec_by_name(optimizer), mode, layout, memory=lambda: KeptMemory(theirs)), line)
     os._exit(0)
 
 

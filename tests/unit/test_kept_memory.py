@@ -10,27 +10,27 @@ import pytest
 from paceline.launchers.keeper import Keeper
 from paceline.params.arena import has_shared_memory
 from paceline.server.journal import Twin
-from paceline.server.memory import Kept, Piece
+from paceline.server.memory import KeptMemory, Piece
 
 pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="memory that can be handed over is Linux's")
 
 
 @pytest.fixture
-def kept() -> Iterator[Kept]:
+def kept() -> Iterator[KeptMemory]:
     keeper = Keeper("ps:0")
-    memory = Kept(keeper.connect())
+    memory = KeptMemory(keeper.connect())
     yield memory
     memory._keeper.close()
     keeper.close()
 
 
-def descriptors(kept: Kept) -> int:
+def descriptors(kept: KeptMemory) -> int:
     """When the keeper has heard all that was said to it: it answers this question after that."""
     kept._take_all()
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_is_freed_or_replaced_leaves_no_descriptor(kept: Kept) -> None:
+def test_what_is_freed_or_replaced_leaves_no_descriptor(kept: KeptMemory) -> None:
     kept.put("counts", b"first")
     before = descriptors(kept)
     for number in range(20):
@@ -42,7 +42,7 @@ def test_what_is_freed_or_replaced_leaves_no_descriptor(kept: Kept) -> None:
     assert descriptors(kept) == before
 
 
-def test_what_is_written_often_needs_no_keeper(kept: Kept) -> None:
+def test_what_is_written_often_needs_no_keeper(kept: KeptMemory) -> None:
     """A launcher that is stopped stops nobody."""
     twin = Twin(kept, "counts")
     assert twin.read() is None
@@ -57,12 +57,12 @@ def test_what_is_written_often_needs_no_keeper(kept: Kept) -> None:
 
 def test_the_next_life_finds_what_was_written_last() -> None:
     keeper = Keeper("ps:0")
-    first = Kept(keeper.connect())
+    first = KeptMemory(keeper.connect())
     twin = Twin(first, "counts")
     twin.write(b"old")
     twin.write(b"new and longer")
     first._keeper.close()
-    second = Kept(keeper.connect())
+    second = KeptMemory(keeper.connect())
     assert Twin(second, "counts").read() == b"new and longer"
     second._keeper.close()
     keeper.close()
@@ -72,7 +72,7 @@ def test_a_keeper_that_is_gone_ends_no_thread_with_a_traceback() -> None:
     """Its launcher was killed: the kernel ends this ps in a moment, and until then it serves."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.send(msgspec.msgpack.encode(Piece(end=True)))
-    memory = Kept(ours)
+    memory = KeptMemory(ours)
     memory.arena("undo.0", 64)
     theirs.close()
     memory.put("counts", b"1")

@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from paceline.params.arena import has_shared_memory
-from paceline.server.memory import Kept, Memory, Piece, Said
+from paceline.server.memory import KeptMemory, Memory, Piece, Said
 
 VARIABLE = "PACELINE_KEEPER_FD"
 MAX_MESSAGE = 4096
@@ -114,4 +114,4 @@ def kept_memory() -> Memory:
     number = os.environ.get(VARIABLE)
     if not number or not has_shared_memory():
         return Memory()
-    return Kept(socket.socket(fileno=int(number)))
+    return KeptMemory(socket.socket(fileno=int(number)))

@@ -22,7 +22,7 @@ import msgspec
 from paceline.params.arena import Arena
 from paceline.server.control.actions import Add, Apply, Part
 from paceline.server.control.control import Control
-from paceline.server.control.kept import COUNTED, KNOWN, Kept
+from paceline.server.control.kept import COUNTED, KNOWN, KeptFields
 from paceline.server.memory import Memory
 from paceline.server.numbers.gradients import Slot
 from paceline.wire.decisions import Key
@@ -78,7 +78,7 @@ class Job(msgspec.Struct, array_like=True):
 # A short record: version, floor, ledger bytes, worker, incarnation, push id, divisor, weight, bytes of the mask; then
 # (incarnation, push id, clock) of every worker, and the mask.
 SHORT = struct.Struct("<QQQQQQQdQ")
-KNOWN_FIELDS, COUNTED_FIELDS = Kept(Control, KNOWN), Kept(Control, COUNTED)
+KNOWN_FIELDS, COUNTED_FIELDS = KeptFields(Control, KNOWN), KeptFields(Control, COUNTED)
 _ENCODER = msgspec.msgpack.Encoder()
 
 

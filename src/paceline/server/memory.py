@@ -65,7 +65,7 @@ class Memory:
         """Free the piece of that name."""
 
 
-class Kept(Memory):
+class KeptMemory(Memory):
     """Memory whose every piece is handed to the keeper before it is used. The caller must hold the lock of the ps."""
 
     is_kept = True

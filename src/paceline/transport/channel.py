@@ -292,12 +292,12 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role
     wanted = ["shm", "tcp"] if lane == "auto" else [lane]
     if lane == "auto" and not has_shared_memory():
         wanted = ["tcp"]
-    trouble = ConnectionLost(f"no lane to {address}")
+    failure = ConnectionLost(f"no lane to {address}")
     for name in wanted:
         try:
             stream = LANES[name].connect(address, timeout_s)
         except ConnectionLost as error:
-            trouble = error
+            failure = error
             continue
         try:
             until_s = min(deadline_s(), time.monotonic() + timeout_s)
@@ -310,7 +310,7 @@ def connect(address: str, lane: str, secret: bytes, timeout_s: float = 5.0, role
         except PacelineError:
             stream.close()
             raise
-    raise trouble
+    raise failure
 
 
 def accept(stream: Stream, secret: bytes) -> Channel:

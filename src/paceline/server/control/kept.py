@@ -16,7 +16,7 @@ T = TypeVar("T")
 KNOWN, COUNTED = {"kept": "known"}, {"kept": "counted"}  # metadata of a field
 
 
-class Kept(Generic[T]):
+class KeptFields(Generic[T]):
     """The fields of one kind in a dataclass and in those that it holds.
 
     >>> import msgspec
@@ -26,7 +26,7 @@ class Kept(Generic[T]):
     ...     version: int = field(default=0, metadata=KNOWN)
     ...     applied: dict[tuple[int, int], int] = field(default_factory=dict, metadata=KNOWN)
     ...     is_busy: bool = False
-    >>> kept, ps = Kept(Ps, KNOWN), Ps()
+    >>> kept, ps = KeptFields(Ps, KNOWN), Ps()
     >>> data = msgspec.msgpack.encode(kept.values(Ps(7, {(0, 1): 5}, True)))
     >>> kept.take(ps, msgspec.msgpack.decode(data, type=kept.type))
     >>> ps

@@ -26,7 +26,9 @@ BLOCK_ELEMENTS = 1 << 18
 SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in the last lanes of a vector
 
 State = dict[str, torch.Tensor]
-Kept = tuple[int, frozenset[tuple[str, bool]] | None]  # a group; names of its state (is it a number?), None: as made
+StateNames = tuple[
+    int, frozenset[tuple[str, bool]] | None
+]  # a group; names of its state (is it a number?), None: as made
 
 
 class Memories(NamedTuple):
@@ -216,7 +218,7 @@ def _make(spec: OptimizerSpec, members: Sequence[list[torch.Tensor]]) -> torch.o
     return optimizer
 
 
-def trouble(spec: OptimizerSpec, dtypes: Collection[str], states: Collection[Kept]) -> str:
+def update_error(spec: OptimizerSpec, dtypes: Collection[str], states: Collection[StateNames]) -> str:
     """Return torch's error for an update with these options where parameters have this state; empty if there is none.
     It is tried on one element of each dtype."""
     for dtype in sorted(dtypes):

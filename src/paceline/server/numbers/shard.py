@@ -16,7 +16,7 @@ from paceline.params.layout import ITEM_BYTES, Layout
 from paceline.params.placement import Piece, Plan
 from paceline.params.recast import Recast, master_casts, wire_casts
 from paceline.server.memory import Memory
-from paceline.server.numbers.blocks import Kept, Memories, State, cut, trouble
+from paceline.server.numbers.blocks import Memories, State, StateNames, cut, update_error
 from paceline.server.numbers.gradients import Scratch, Slot, Vector
 from paceline.server.numbers.optimizer_memory import OptimizerMemory
 from paceline.server.numbers.optimizers import OPTIMIZERS, raw_step
@@ -310,15 +310,15 @@ class Shard:
 
     def refusal_of(self, options: Sequence[Options]) -> str:
         """Return why no update can be made with these options; empty if one can."""
-        kept: set[Kept] = set()
+        kept: set[StateNames] = set()
         for block in self.blocks:
             states = {piece.tensor: _names(state) for piece, state in block.states()}
             kept |= {(self.layout.trained[piece.tensor].group, states.get(piece.tensor)) for piece, _ in block.places()}
-        return self._trouble(options, kept)
+        return self._update_error(options, kept)
 
-    def _trouble(self, options: Sequence[Options], kept: set[Kept]) -> str:
+    def _update_error(self, options: Sequence[Options], kept: set[StateNames]) -> str:
         dtypes = {block.dtype for block in self.blocks if "float" in block.dtype}  # no other ever has a gradient
-        return trouble(OptimizerSpec(self.optimizer_name, list(options)), dtypes, kept)
+        return update_error(OptimizerSpec(self.optimizer_name, list(options)), dtypes, kept)
 
     # --- from and to outside ----------------------------------------------------------------------------------
 
@@ -402,11 +402,11 @@ class Shard:
         of: dict[int, list[SlotEntry]] = {}
         for entry in entries:
             of.setdefault(entry.tensor, []).append(entry)
-        kept: set[Kept] = set()
+        kept: set[StateNames] = set()
         for tensor in {piece.tensor for piece in self.pieces}:
             names = {(e.slot, e.is_scalar) for e in of.get(tensor, ()) if e.slot not in (MASTER, WIDE_AVERAGE)}
             kept.add((self.layout.trained[tensor].group, frozenset(names)))
-        if wrong := self._trouble(self.options, kept):
+        if wrong := self._update_error(self.options, kept):
             raise Refused(f"this state of the optimizer cannot be used: {wrong}")
         for index, block in enumerate(self.blocks):
             states = {}

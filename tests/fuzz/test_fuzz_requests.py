@@ -1,4 +1,4 @@
-"""WHAT may a client that knows the secret ask for? Anything, in any order; it is done or refused, and the ps lives on.
+"""Ask a ps for anything, in any order, as a client that knows the secret: it does or refuses it, and lives on.
 
 A handler that raises something else than a PacelineError ends the ps (server/service), so nothing else may come out.
 """

@@ -1,4 +1,4 @@
-"""WHAT does a ps make of cold requests? Without sockets: a stand-in for the connection."""
+"""Ask a ps for everything but gradients, without sockets: a stand-in takes the place of a connection."""
 
 import msgspec
 import pytest

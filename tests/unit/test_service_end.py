@@ -1,4 +1,4 @@
-"""When does a ps end? Not while a worker that went away may still come, also if it went before this ps was started."""
+"""End a ps: not while a worker that went away may still come, but at once, with the error, when it has failed."""
 
 import time
 from contextlib import suppress

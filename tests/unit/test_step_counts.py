@@ -1,4 +1,4 @@
-"""WHOSE steps were they? A worker's count goes on over all its lives, and over a resume, and adds up to the run's."""
+"""Count the steps of each worker over all its processes and over a resume; they add up to the run's."""
 
 import pytest
 from lives import Life, spec_by_name

@@ -4,6 +4,7 @@ A lane listens and connects; a stream moves bytes in order and, where memory can
 A new lane passes tests/contract/test_lane_contract.py and never decides anything about training.
 """
 
+import queue
 import socket
 import struct
 import time
@@ -215,6 +216,20 @@ class SocketListener:
     def close_in_child(self) -> None:
         """Forget the descriptor: a child that lives on must not keep the address."""
         self._sock.close()
+
+
+class QueueListener:
+    """A listener of a lane without sockets of ours: streams are put into a queue, and None when it is closed."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+
+    def accept(self) -> Stream:
+        """Wait for the next stream; raises ConnectionLost once the listener is closed."""
+        stream = self._waiting.get()
+        if stream is None:
+            raise ConnectionLost("the listener was closed")
+        return stream
 
 
 class Lane(Protocol):

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from paceline.errors import ConnectionLost, UsageError, WaitTimeout
-from paceline.transport.base import SEND_S, Buffer, Stream, split
+from paceline.transport.base import SEND_S, Buffer, QueueListener, Stream, split
 
 MISSING = "--lane grpc needs gRPC, which is not installed here: pip install 'paceline[grpc]'."
 METHOD = "/paceline.Lane/Carry"
@@ -174,12 +174,12 @@ class GrpcStream(Stream):
         """Do nothing: the sockets are gRPC's, and a child cannot close them."""
 
 
-class GrpcListener:
+class GrpcListener(QueueListener):
     def __init__(self, address: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         grpc = imported()
-        self._waiting: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+        super().__init__()
         self._threads = ThreadPoolExecutor(MAX_STREAMS, "grpc")
         self._server = grpc.server(self._threads, options=OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._carry)
@@ -203,12 +203,6 @@ class GrpcListener:
         stream.take_in(requests, lambda: None)
         self._waiting.put(stream)
         yield from stream.outgoing()
-
-    def accept(self) -> Stream:
-        stream = self._waiting.get()
-        if stream is None:
-            raise ConnectionLost("the listener was closed")
-        return stream
 
     def close(self) -> None:
         """Accept no more streams and free the address; open ones have a moment for what was sent on them."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.errors import ConnectionLost
 from paceline.params.arena import Arena
-from paceline.transport.base import Stream
+from paceline.transport.base import QueueListener, Stream
 
 _LISTENERS: dict[str, "InprocListener"] = {}
 _LOCK = threading.Lock()
@@ -39,10 +39,10 @@ class InprocStream(Stream):
             raise ConnectionLost("the other side closed the connection before it handed its memory over") from error
 
 
-class InprocListener:
+class InprocListener(QueueListener):
     def __init__(self, address: str) -> None:
+        super().__init__()
         self._address = address
-        self._waiting: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         with _LOCK:
             _LISTENERS[address] = self
 
@@ -53,12 +53,6 @@ class InprocListener:
         up: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._waiting.put(InprocStream(ours, down, up))
         return InprocStream(theirs, up, down)
-
-    def accept(self) -> Stream:
-        stream = self._waiting.get()
-        if stream is None:
-            raise ConnectionLost("the listener was closed")
-        return stream
 
     def close(self) -> None:
         with _LOCK:

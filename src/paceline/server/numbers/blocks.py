@@ -26,9 +26,8 @@ BLOCK_ELEMENTS = 1 << 18
 SAME_ANYWHERE = ("float64", "float32")  # half precision is rounded otherwise in the last lanes of a vector
 
 State = dict[str, torch.Tensor]
-StateNames = tuple[
-    int, frozenset[tuple[str, bool]] | None
-]  # a group; names of its state (is it a number?), None: as made
+# A group; the names of its state, and whether each is a number. None: as the optimizer makes it.
+StateNames = tuple[int, frozenset[tuple[str, bool]] | None]
 
 
 class Memories(NamedTuple):

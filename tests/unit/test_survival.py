@@ -14,8 +14,11 @@ from paceline.params.constraint import Constraint
 from paceline.params.layout import Layout, TensorSpec
 from paceline.server.control.config import PsConfig
 from paceline.server.core import Core
+from paceline.server.journal import COUNTED_FIELDS
+from paceline.telemetry.records import ModeChange
 from paceline.views import flat
 from paceline.wire.frames import Outcome
+from paceline.wire.messages import Position
 
 LAYOUT = Layout(
     (
@@ -209,3 +212,21 @@ def test_votes_and_members_outlive_the_ps() -> None:
     assert ps.core.control.state.version == 1
     parameters = flat(ps.core.shard.memory, "float32", 0, 4)  # type: ignore[union-attr]
     assert torch.isfinite(parameters).all()
+
+
+def test_what_is_only_counted_outlives_the_ps() -> None:
+    """Positions hold what scripts have: options and schedulers with values of any kind."""
+    ps = life("SGD", ASYNC)
+    ps.push(0)
+    control = ps.core.control
+    groups: list[dict[str, object]] = [{"lr": 0.1, "betas": [0.9, 0.999], "fused": None, "weight_decay": 0}]
+    position = Position(1, 1, 2, 3, 4, 5, "batch", {"torch": b"r"}, {}, [{"last_epoch": 3}, None], groups, None, 1)
+    control.saving.newest[1] = position
+    control.saving.step_counts.earlier = {0: 7}
+    control.state.discarded[1] = 2
+    control.mode_changes.append(ModeChange(at_step=3, mode="sync", pause_ms=1.5))
+    counted = COUNTED_FIELDS.values(control)
+    assert ps.core.durable is not None
+    ps.core.durable.counts()
+    ps.die()
+    assert ps.core.control is not control and COUNTED_FIELDS.values(ps.core.control) == counted

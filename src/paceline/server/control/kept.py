@@ -56,7 +56,12 @@ def _fields(of: type, kind: dict[str, str], way: str) -> Iterator[tuple[str, Any
 
 
 def counters(kind: Any, value: Any) -> Any:
-    """Decode what msgspec does not know: counters, counters by worker, and sums by worker."""
+    """Decode what msgspec does not know: counters, counters by worker, and sums by worker.
+
+    It also asks for values of no type: options of optimizers and schedulers, which stay as they are.
+    """
+    if kind is object:
+        return value
     if get_origin(kind) is defaultdict:
         if get_args(kind)[1] is float:
             return defaultdict(float, value)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import socket
 
 import pytest
 from lane_pairs import Running, connected, free_address, lanes, listening, received
@@ -9,7 +10,7 @@ from lane_pairs import Running, connected, free_address, lanes, listening, recei
 from paceline.errors import ConnectionLost, WaitTimeout
 from paceline.params.arena import Arena
 from paceline.transport import LANES
-from paceline.transport.base import IOV_LIMIT
+from paceline.transport.base import IOV_LIMIT, SocketListener, Stream, bound
 from paceline.transport.channel import Channel
 from paceline.wire.frames import Kind
 
@@ -173,3 +174,24 @@ def test_a_connection_that_ends_before_its_arenas() -> None:
         client.close()
         with pytest.raises(ConnectionLost, match="memory"):
             server.recv_arenas([10], [True])
+
+
+def test_a_listener_outlives_a_client_that_is_gone_when_it_is_accepted() -> None:
+    """A system may refuse to set options of its socket: that ends this connection and no other."""
+    seen: list[socket.socket] = []
+
+    def stream(sock: socket.socket) -> Stream:
+        seen.append(sock)
+        if len(seen) == 1:
+            raise OSError("Invalid argument")
+        return Stream(sock)
+
+    sock = bound("localhost:0")
+    listener = SocketListener(sock, stream)
+    clients = [socket.create_connection(sock.getsockname()) for _ in range(2)]
+    accepted = listener.accept()
+    assert [each.fileno() >= 0 for each in seen] == [False, True]
+    accepted.close()
+    listener.close()
+    for client in clients:
+        client.close()

@@ -1,1 +1,1 @@
-"""The ps task: what counts (state, rounds, budget: pure), the numbers (shard), the threads around them (service)."""
+"""The ps task: decisions (control, pure), numbers, the journal of both, and the threads around them (service)."""

@@ -106,7 +106,7 @@ class Core:
         self.bytes_out = 0
         self.wake_after: Callable[[float], None] = lambda after_s: None  # service's: a grace ends then
         self.on_eviction: Callable[[str], None] = lambda reason: None
-        self.on_update: Callable[[int], None] | None = None  # --chaos: an update is made, and nobody knows it
+        self.on_update: Callable[[int], None] | None = None  # --chaos: an update is made, and no worker was told
 
     # --- performing -------------------------------------------------------------------------------------------
 

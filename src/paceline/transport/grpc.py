@@ -28,7 +28,7 @@ METHOD = "/paceline.Lane/Carry"
 MESSAGE_BYTES = 1 << 20
 PIPE_BYTES = 2 << 20  # buffered per direction; then a writer waits
 MAX_STREAMS = 1024  # a thread each, while it lasts
-END_S = 2.0  # for what was sent before the doors were closed
+END_S = 2.0  # for what was sent before the listener was closed
 OPTIONS = (
     ("grpc.max_send_message_length", 2 * MESSAGE_BYTES),
     ("grpc.max_receive_message_length", 2 * MESSAGE_BYTES),

@@ -121,7 +121,7 @@ def abstract_name(address: str) -> str:
 
 
 def check_same_user(sock: socket.socket) -> None:
-    """Refuse another user's process on the other end (SO_PEERCRED); root may talk to everybody."""
+    """Refuse another user's process on the other end (SO_PEERCRED); root may talk to all."""
     if sys.platform != "linux":
         return
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -154,7 +154,7 @@ class AskStatus(Message, frozen=True):
 
 
 class Awaited(msgspec.Struct, frozen=True):
-    """One that the others wait for: `does` says in a few words what it does as far as ps:0 knows, `for_s` since when,
+    """A worker that others wait for: `does` says in a few words what it does as far as ps:0 knows, `for_s` since when,
     `evicted_in_s` when it will be given up (None: never)."""
 
     worker: int
@@ -165,7 +165,7 @@ class Awaited(msgspec.Struct, frozen=True):
 
 class Status(Message, frozen=True):
     """`live`: workers that are in now; `lacks`: so many more are needed before training goes on (--min-workers);
-    `wanted`: the mode that is to hold when everybody stands still; `awaited`: more about `waiting_for`."""
+    `wanted`: the mode that is to hold when all workers stand still; `awaited`: more about `waiting_for`."""
 
     missing: list[int]
     waiting_for: list[int]
@@ -330,8 +330,8 @@ class Copied(Message, frozen=True):
 
 class Rewind(Message, frozen=True):
     """From the worker that brings values to a ps without memory, on a connection of its own: Init, Assign and Restored
-    follow. `is_fencing`: a ps that has its memory goes back too, and whoever trains there comes back as a newer one.
-    `is_lost`: this is the one that was found empty; if somebody has brought it values since, it keeps those."""
+    follow. `is_fencing`: a ps that has its memory goes back too, and workers that train there come back as newer ones.
+    `is_lost`: this is the one that was found empty; values that another worker has brought since stay."""
 
     worker: int
     incarnation: int
@@ -343,7 +343,7 @@ class Rewind(Message, frozen=True):
 
 
 class Restored(Message, frozen=True):
-    """The values are there: everybody may go on at this version. `dial` and `seed` are for ps:0; `live`: who is in as
+    """The values are there: all workers may go on at this version. `dial` and `seed` are for ps:0; `live`: who is in as
     ps:0 says, for a ps that has never heard of the others."""
 
     version: int
@@ -426,7 +426,7 @@ class Serves(Message, frozen=True):
 
 
 class SaveSoon(Message, frozen=True):
-    """From the launcher, whose user wants to stop: save one of the next updates, with everybody's place."""
+    """From the launcher, whose user wants to stop: save one of the next updates, with the place of each worker."""
 
 
 class Done(Message, frozen=True):

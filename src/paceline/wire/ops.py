@@ -9,7 +9,7 @@ import msgspec
 from paceline.errors import ProtocolError
 
 ALIGN = 64  # where tensors lie in the bulk: how they lie must not change what is computed
-MAX_BULK_BYTES = 1 << 36  # of one call or answer, from somebody who holds the secret
+MAX_BULK_BYTES = 1 << 36  # of one call or answer, from a client that holds the secret
 MAX_TEXT = 1 << 14  # of a name, a message, a traceback: they fit the tail of a client
 
 

@@ -1,4 +1,4 @@
-"""What a ps does after an event: plain values that the control plane returns and server/core performs.
+"""Actions of a ps after an event: plain values that the control plane returns and server/core performs.
 
 Jobs change numbers. Answers and messages leave when the journal is written and the lock is released. Records go to the
 ledger, where there is one; what jobs and answers say already is not recorded twice.
@@ -14,7 +14,7 @@ from paceline.wire.messages import Copied, Joined, Options, Reply
 
 
 class Part(NamedTuple):
-    """What one worker gives to an update: the sum of its counted gradients, the one in its slot, or both."""
+    """The part of one worker in an update: the sum of its counted gradients, the one in its slot, or both."""
 
     key: Key
     push_id: int
@@ -58,7 +58,7 @@ class SetVersion(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Keep the carried tensors of this worker that came with the request; the chief's are everybody's."""
+    """Keep the carried tensors of this worker that came with the request; those of the chief hold for all workers."""
 
     worker: int
 

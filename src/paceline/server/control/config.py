@@ -23,7 +23,7 @@ class PsConfig:
     master: str = "float32"
     save_every: str = "none"
     stall_s: float | None = None  # None: the default of cluster/membership, 0: never
-    rejoin_s: float = 15.0  # for so long a worker that went away without a word may come back, when nobody else is in
+    rejoin_s: float = 15.0  # for so long a worker that did not close may come back, when no other one is in
     may_look: bool = True  # for the next push before it sleeps, where that is of use
     owns_process: bool = False  # else torch's threads are the user's own
     cluster: dict[str, list[str]] = field(default_factory=dict)  # jobs and addresses, for those who ask

@@ -1,4 +1,4 @@
-"""How workers join, and how they say that they live.
+"""Let workers join, and note that they live.
 
 Events of the control plane. Which worker may come as which incarnation is known to cluster/membership.
 """

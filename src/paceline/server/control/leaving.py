@@ -1,4 +1,4 @@
-"""How workers leave: their connection ends, they close, they are lost, or they are evicted; and when the run is over.
+"""Let workers go: their connection ends, they close, they are lost, or they are evicted; and say when a run is over.
 
 Events of the control plane.
 """

@@ -1,4 +1,4 @@
-"""What the control plane answers about itself, changing nothing."""
+"""Answer questions about a ps, changing nothing."""
 
 from typing import TYPE_CHECKING
 

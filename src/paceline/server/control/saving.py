@@ -1,4 +1,4 @@
-"""Which update is saved: ps:0 announces it, and every shard copies itself when it is made.
+"""Save an update: ps:0 announces it, and every shard copies itself when it is made.
 
 1. `--save-every` says that the next update is due: answers carry SAVE from now on, to one worker also WRITES,
 2. in modes with rounds the decision about that round has a mark, so that every shard copies itself at the same round;
@@ -34,7 +34,7 @@ GIVE_UP_S = 900.0  # a writer that has not freed its copies after so long is for
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of a copy beside its numbers."""
+    """A copy without its numbers, which server/copies has."""
 
     number: int
     version: int

@@ -1,4 +1,4 @@
-"""The first values of a shard, and the start of the run on ps:0.
+"""Take the first values of a shard, and start the run on ps:0.
 
 Events of the control plane. On ps:0 workers wait until the chief has initialised every shard and all that are expected
 have joined; those who begin with the run wait once more, until each of them has the first values.

@@ -1,4 +1,4 @@
-"""Another mode while a run trains: every worker finishes a step and stands still, then the new mode holds.
+"""Change the mode while a run trains: every worker finishes a step and stands still, then the new mode holds.
 
 What the workers do meanwhile is in docs/protocol.md, "Another mode".
 """

@@ -1,4 +1,4 @@
-"""Workers that wait for others: pauses, barriers, and tickets for `ctx.steps(total)`.
+"""Let workers wait for others: pauses, barriers, and tickets for `ctx.steps(total)`.
 
 Events of the control plane, on ps:0 only.
 """

@@ -1,1 +1,1 @@
-"""The parameters of one ps, and how an update changes them."""
+"""Parameters, gradients and optimizer state of one ps, and the updates of them."""

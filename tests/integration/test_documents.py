@@ -102,7 +102,7 @@ def check_document_002(folder: Path, source: str) -> None:
         assert re.search(r"^Training ends @ \d+\.\d{6}$", log, re.M), log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("hosts in flags of a document's script that are not taken any more")
 def test_document_002_with_the_hosts_in_flags(processes: Processes, ports: Reserved, folder: Path) -> None:
     commands = DOCUMENT_002.replace("/home/user/code/", "")
     for host in ("192.168.1.173:2222", "192.168.1.171:2222", "192.168.1.172:2222"):

@@ -37,7 +37,7 @@ def test_two_hosts_reach_each_other_and_nothing_of_them_is_left() -> None:
     assert not Path(f"/proc/{first.pid}").exists() and not Path(f"/proc/{second.pid}").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("a lab that does not see what tasks on other hosts use")
 @pytest.mark.hosts
 def test_a_cluster_over_two_hosts_is_watched(processes: Processes, tmp_path: Path) -> None:
     if why := lacking():

@@ -138,7 +138,7 @@ print("seen own:", own, flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("TensorFlow workers that shuffle in orders of their own")
 def test_a_seed_leaves_the_order_of_tensorflows_data_the_same_for_all(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     script = tmp_path / "shuffles.py"

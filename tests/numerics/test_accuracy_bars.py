@@ -50,7 +50,7 @@ def check(seed: int, folder: Path) -> list[tuple[Cell, Finished]]:
     return ended
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("training that learns worse, though its single steps are right to the bit")
 @pytest.mark.long
 def test_document_000_from_one_seed(tmp_path: Path) -> None:
     check(SEEDS[0], tmp_path)

@@ -36,7 +36,7 @@ def elsewhere(program: str, *args: str) -> str:
     if os.getuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("NOT TESTED: two network namespaces need root and unshare")
     command = ["unshare", "--net", sys.executable, "-c", program, *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(f"NOT TESTED: no second network namespace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

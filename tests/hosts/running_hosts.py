@@ -138,7 +138,7 @@ class RunningHost:
 
 def make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=30)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=120)
 
 
 @contextmanager

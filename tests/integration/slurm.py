@@ -94,7 +94,7 @@ class Slurm:
 
     def _is_idle(self) -> bool:
         environ = {**os.environ, **self.environ}
-        told = subprocess.run(["sinfo", "-h", "-o", "%D %T"], env=environ, capture_output=True, text=True, timeout=30)
+        told = subprocess.run(["sinfo", "-h", "-o", "%D %T"], env=environ, capture_output=True, text=True, timeout=120)
         return told.stdout.split() == ["2", "idle"]
 
     def _wait_for(self, what: str, is_there: Callable[[], bool]) -> None:

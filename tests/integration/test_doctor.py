@@ -47,7 +47,7 @@ def test_the_probe_answers_as_a_process_and_ends_with_its_stdin() -> None:
         input=b"".join(msgspec.json.encode(ask) + b"\n" for ask in asks),
         stdout=subprocess.PIPE,
         check=True,
-        timeout=30,
+        timeout=120,
     )
     lines = done.stdout.splitlines()
     look, clock, address = (msgspec.json.decode(line.removeprefix(MARK), type=Answer) for line in lines)
@@ -167,7 +167,7 @@ def test_a_slow_link_is_measured_as_slow_as_it_is(processes: Processes) -> None:
             port = int(sink.stdout.readline())
             run = processes.start(*first.enter, sys.executable, "-c", MEASURE, second.address, port).ends_with(0)
         finally:
-            sink.communicate(timeout=30)
+            sink.communicate(timeout=120)
     link = msgspec.json.decode(run.text, type=Link)
     assert 4 < link.sent_bytes_per_s * 8e-6 < 12 and 4 < link.received_bytes_per_s * 8e-6 < 12
 

@@ -64,7 +64,7 @@ class Together:
     """n plain trainings in lockstep, whose gradients are averaged in worker order before each step."""
 
     def __init__(self, num_workers: int) -> None:
-        self.barrier = threading.Barrier(num_workers, timeout=30)
+        self.barrier = threading.Barrier(num_workers, timeout=60)
         self._given: list[list[torch.Tensor | None]] = [[] for _ in range(num_workers)]
 
     def average(self, optimizer: torch.optim.Optimizer, index: int) -> None:

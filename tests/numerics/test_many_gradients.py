@@ -125,7 +125,7 @@ def test_four_gradients_of_two_workers(ps: int, lane: str) -> None:
 @pytest.mark.parametrize("ps", [1, 2])
 def test_two_workers_in_turn(ps: int, lane: str) -> None:
     """Worker 0 puts two gradients into each round, then worker 1 two: ((a1 + a2) + b1) + b2, over 4."""
-    turn = [threading.Barrier(2, timeout=30) for _ in range(2)]
+    turn = [threading.Barrier(2, timeout=60) for _ in range(2)]
 
     def gradient(round_: int, number: int) -> list[torch.Tensor]:
         return drawn(model_of(), 4 * round_ + number)

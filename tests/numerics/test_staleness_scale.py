@@ -39,7 +39,7 @@ class Turns:
 
     def __init__(self, schedule: Sequence[int]) -> None:
         self._schedule = schedule
-        self._begin = threading.Barrier(2, timeout=30)
+        self._begin = threading.Barrier(2, timeout=60)
         self._next = 0
         self._changed = threading.Condition()
 
@@ -48,7 +48,7 @@ class Turns:
         for number, who in enumerate(self._schedule):
             if who == worker:
                 with self._changed:
-                    assert self._changed.wait_for(lambda n=number: self._next == n, timeout=30)
+                    assert self._changed.wait_for(lambda n=number: self._next == n, timeout=120)
                 yield number
                 with self._changed:
                     self._next += 1

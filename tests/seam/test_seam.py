@@ -96,7 +96,7 @@ def by_script(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.
         ],
     }
     for name, command in started.items():
-        subprocess.run([*command, str(folder / name)], check=True, timeout=55)
+        subprocess.run([*command, str(folder / name)], check=True, timeout=120)
     return [load_file(folder / name) for name in started]
 
 

@@ -51,7 +51,7 @@ def test_a_usual_step_encodes_and_decodes_no_message(
 
     seen: dict[int, int] = {}
     workers = 2
-    gate = threading.Barrier(workers, timeout=20)
+    gate = threading.Barrier(workers, timeout=60)
 
     def work(ctx: paceline.Context) -> None:
         with LOCK:

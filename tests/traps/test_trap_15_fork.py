@@ -58,7 +58,7 @@ numpy.ones((500, 500)) @ numpy.ones((500, 500))
 
 def run(code: str, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code, *args], capture_output=True, text=True, timeout=55, check=False
+        [sys.executable, "-c", PREAMBLE + code, *args], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -169,7 +169,7 @@ def test_help_imports_no_torch(verb: list[str]) -> None:
 def test_the_launcher_imports_no_torch() -> None:
     """It starts in a moment, and leaves the memory to its tasks."""
     code = "import sys, paceline.launchers.local; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -571,7 +571,7 @@ def launcher(stage: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
     yield begin
     for process in started:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 # Every worker writes its pid to a pipe of the test's own, so that the test knows when all run.
@@ -596,7 +596,7 @@ def test_interrupt_ends_all_and_says_130(stage: Path, launcher: Callable[[str], 
     process = launcher(ANNOUNCE)
     pids = ready_pids(stage, 2)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Interrupted" in out
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -611,7 +611,7 @@ def test_a_killed_launcher_leaves_nothing(stage: Path, launcher: Callable[[str],
     tasks = psutil.Process(process.pid).children()
     assert len(tasks) == 3
     process.kill()
-    _, alive = psutil.wait_procs(tasks, timeout=10)
+    _, alive = psutil.wait_procs(tasks, timeout=60)
     assert not [task for task in alive if task.status() != psutil.STATUS_ZOMBIE]
 
 

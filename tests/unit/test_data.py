@@ -251,7 +251,7 @@ def test_everything_else_of_the_loader_is_kept() -> None:
         4,
         num_workers=2,
         collate_fn=as_sum,
-        timeout=30,
+        timeout=120,
         worker_init_fn=seeded,
         prefetch_factor=3,
         persistent_workers=True,

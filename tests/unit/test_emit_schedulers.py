@@ -184,7 +184,7 @@ def test_an_elastic_cluster_begins_with_fewer(capsys: pytest.CaptureFixture[str]
 def test_an_sbatch_has_two_parts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     flags = ["--ps", "2", "--workers", "3", "--cpus", "4", "--gpus", "1", "--name", "mnist"]
     text = emitted(capsys, "sbatch", *flags, "--mode", "sync", "train.py", "it's", "$HOME")
-    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=20).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=120).returncode == 0
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert [line for line in lines if line.startswith("#SBATCH")] == [
@@ -216,7 +216,7 @@ def test_env_has_every_tasks_lines(capsys: pytest.CaptureFixture[str], folder: P
 
     def task(*name: str) -> "subprocess.CompletedProcess[str]":
         environ = {"PATH": f"{bin_}:/usr/bin:/bin"}
-        return subprocess.run(["sh", "cluster.sh", *name], capture_output=True, text=True, env=environ, timeout=20)
+        return subprocess.run(["sh", "cluster.sh", *name], capture_output=True, text=True, env=environ, timeout=120)
 
     threads, config, *words = task("worker-1").stdout.splitlines()
     assert threads == "2" and words[0] == "serve" and words[-2:] == [str(folder / "train.py"), "it's"]

@@ -57,7 +57,7 @@ def test_ctrl_c_while_paceline_waits_is_one_word_and_130(capsys: pytest.CaptureF
 def test_ctrl_c_in_the_scripts_own_code_stays_pythons_business(capsys: pytest.CaptureFixture[str]) -> None:
     interrupt()
     with pytest.raises(KeyboardInterrupt) as found:
-        queue.Queue().get(timeout=30)
+        queue.Queue().get(timeout=120)
     assert ended_with(found.value) is None
     assert "Traceback" in capsys.readouterr().err
 

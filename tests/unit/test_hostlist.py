@@ -99,7 +99,7 @@ def test_any_list_as_the_real_scontrol_has_it(tmp_path: Path) -> None:
             env={"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
         )
         assert told.returncode == 0, told.stderr
         assert expand(text) == told.stdout.split()

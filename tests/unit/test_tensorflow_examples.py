@@ -174,5 +174,5 @@ def test_the_data_come_without_torch_and_tensorflow() -> None:
         "assert (every == sets.train.labels.sum(0)).all(), 'a pass is over every image once'\n"
         "print('torch' in sys.modules, 'tensorflow' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(FOLDER)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code, str(FOLDER)], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["False", "False"], done.stderr

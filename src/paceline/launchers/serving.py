@@ -177,7 +177,7 @@ def _recover(core: Core, assignment: Assignment, paths: RunPaths | None, say: Ca
     if is_back:
         say(f"ps:{task.index} is back, with all that it knew: {core.control.state.version} updates")
     if core.ledger is not None:
-        core.write_down(core.ledger, is_back)
+        core.ledger.started(core.control.state, is_back)
 
 
 def _sum_up(core: Core, assignment: Assignment, paths: RunPaths, wall_s: float) -> None:

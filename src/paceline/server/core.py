@@ -97,7 +97,7 @@ class Core:
         self.unsaved = b""  # the chief's buffers that no checkpoint holds, as they were at its prepare()
         self.buffers: dict[int, bytes] = {}  # of each worker but the chief, as last heard
         self.copies = Copies()
-        self.ledger: PsLedger | None = None  # set by write_down, with --ledger
+        self.ledger: PsLedger | None = None  # set by launchers/serving, with --ledger
         self.memory: Memory = memory or Memory()
         self.durable = Durable(self) if self.memory.is_kept else None
         self.is_broken = False  # an event was not performed to its end: nothing that is known here is true
@@ -376,13 +376,6 @@ class Core:
             return False
         self.perform(self.control.woken(time.monotonic()))  # a round that is due may be in its grace
         return True
-
-    def write_down(self, ledger: PsLedger, is_kept: bool = False) -> None:
-        """Record everything from now on; `is_kept`: this ps knows what an earlier one knew."""
-        state = self.control.state
-        self.ledger = ledger
-        ledger.started(state.version, is_kept)
-        ledger.mode(state.mode, state.turn, state.version)
 
     def report(self) -> PsReport:
         """Return what this ps did so far."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from paceline.cluster.membership import Phase
 from paceline.modes.base import Mode
 from paceline.server.control.actions import Action, Add, Answer, Apply, Copy, Entered, Left, ModeHolds, Part, Restored
+from paceline.server.control.state import ShardState
 from paceline.telemetry import ledger as led
 from paceline.telemetry.ledger import Kind, Ledger
 from paceline.wire.decisions import Key
@@ -40,10 +41,11 @@ class PsLedger:
     def close(self) -> None:
         self._ledger.close()
 
-    def started(self, version: int, is_kept: bool) -> None:
-        """Record that this process begins; `is_kept`: with all that an earlier one knew."""
+    def started(self, state: ShardState, is_kept: bool) -> None:
+        """Record that this process begins, and its mode; `is_kept`: with all that an earlier process knew."""
         outcome = led.START_KEPT if is_kept else led.START_EMPTY
-        self._write(Kind.START, outcome, version=version, lineage=self.lineage)
+        self._write(Kind.START, outcome, version=state.version, lineage=self.lineage)
+        self.mode(state.mode, state.turn, state.version)
 
     def mode(self, mode: Mode, turn: int, version: int) -> None:
         """Record that this mode holds from here on."""

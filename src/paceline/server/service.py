@@ -64,7 +64,7 @@ class Service:
     # --- life -------------------------------------------------------------------------------------------------
 
     def listen(self, address: str, lanes: Sequence[str]) -> None:
-        """Open the doors; raises OSError when the port is taken."""
+        """Accept connections on these lanes; raises OSError when the port is taken."""
         self._acceptor.listen(address, lanes)
 
     def run(self, on_tick: Callable[[Core], None]) -> None:
@@ -95,6 +95,7 @@ class Service:
         self._over.set()
 
     def close(self) -> None:
+        """End all connections and their threads, and close what memory has descriptors."""
         self._acceptor.shut()
         for peer in list(self.core.peers.values()):
             peer.outbox.put(None)

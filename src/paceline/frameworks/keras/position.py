@@ -21,9 +21,9 @@ class KerasOwn(Own):
 
     goes_on = True  # what the ps remember is of as many steps as were made, and a schedule of as many iterations
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, on_load: Callable[[], None]) -> None:
         self._optimizer = optimizer
-        self.on_load: Callable[[], None] = lambda: None
+        self._on_load = on_load  # called when the iterations are set
         self._seeds = {f"keras.{n}": v for n, v in enumerate(v for v in model.variables if v.path.endswith(SEED))}
 
     def capture(self) -> dict[str, bytes]:
@@ -46,6 +46,6 @@ class KerasOwn(Own):
         iterations, lr = said.get("iterations"), said.get("lr")
         if isinstance(iterations, int):
             self._optimizer.iterations.assign(iterations)
-            self.on_load()
+            self._on_load()
         if isinstance(lr, float) and isinstance(self._optimizer._learning_rate, keras.Variable):
             self._optimizer.learning_rate = lr

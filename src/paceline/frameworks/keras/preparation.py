@@ -85,9 +85,9 @@ class _Binding:
     def __init__(self, session: "WorkerSession", model: Any, optimizer: Any, names: Names | None) -> None:
         self._session = session
         self._model = model
-        self.own = KerasOwn(model, optimizer)
         check_compiled(model, optimizer)
         self.training_step: KerasStep = bound_by(session, KerasStep, LocalKerasStep, model, optimizer, names)
+        self.own = KerasOwn(model, optimizer, self.training_step.forget_count)
         self.send_memory = self.training_step.send_memory
 
     def seed(self) -> int:
@@ -97,7 +97,6 @@ class _Binding:
 
     def convert(self) -> None:
         training_step = self.training_step
-        self.own.on_load = training_step.forget_count
         bind([weight.variable for weight in training_step.trained], is_kept=not training_step.is_local)
         training_step.follow()
         convert_model(self._model, training_step, self._session.clock.epoch, self._session.progress)

@@ -157,7 +157,7 @@ class Behind:
     ("swallows", "mode"),
     [
         ({"up", "down"}, "sync"),
-        ({"down"}, "async"),
+        pytest.param({"down"}, "async", marks=pytest.mark.slow),
         pytest.param({"up"}, "sync", marks=pytest.mark.slow),
         pytest.param({"down"}, "sync", marks=NIGHTLY),
         pytest.param({"up", "down"}, "async", marks=pytest.mark.slow),

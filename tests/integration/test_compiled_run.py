@@ -8,7 +8,8 @@ from processes import Processes
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["around", pytest.param("in-place", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["around", "in-place"])
 def test_a_script_may_compile_after_its_first_steps(how: str, processes: Processes) -> None:
     script = (PROGRAMS / "compiles_late.py", how)
     processes.paceline("run", "--workers=1", "--run-dir=made", "--max-restarts=0", *script).ends_with(0)

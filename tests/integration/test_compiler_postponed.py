@@ -24,6 +24,7 @@ def test_optimizers_do_not_import_it() -> None:
     run(POSTPONED + STEP + "assert c.COMPILER not in sys.modules and c.watch() is not None")
 
 
+@pytest.mark.slow
 def test_once_it_is_imported_everything_is_as_torch_has_it() -> None:
     run(
         POSTPONED

@@ -150,6 +150,7 @@ print(msgspec.json.encode(measure(sys.argv[1], int(sys.argv[2]), bytes(16))).dec
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hosts
 def test_a_slow_link_is_measured_as_slow_as_it_is(processes: Processes) -> None:
     if why := lacking():
@@ -195,6 +196,7 @@ class Told(msgspec.Struct):
     seconds: float
 
 
+@pytest.mark.slow
 def test_doctor_tells_the_same_as_json(processes: Processes, servers: Servers, tmp_path: Path) -> None:
     servers.start("server1", "server2")
     path = tmp_path / "cluster.toml"

@@ -135,7 +135,8 @@ def test_hello_local_of_document_004(name: str, processes: Processes, tmp_path: 
     assert said(process) == [*lines_of("004", "what hello local prints"), "b'Hello, distributed tensorflow.'"]
 
 
-@pytest.mark.parametrize("kind", ["block", pytest.param("example", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["block", "example"])
 def test_hello_first_and_second_of_document_004(
     kind: str, processes: Processes, ports: Reserved, tmp_path: Path
 ) -> None:

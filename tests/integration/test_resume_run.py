@@ -115,6 +115,7 @@ def test_what_is_resumed_and_what_is_left_out_stands_on_the_terminal(folder: Fol
     assert folder.steps("new") == 6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_ends_the_run_with_exit_code_2(folder: Folder) -> None:
     """Only the script knows its model, so its tasks have started; none is started again, and nothing is trained."""
     folder.run(1, "--run-dir=first").ends_with(0)

@@ -516,7 +516,11 @@ UNCOUNTED: dict[str, Callable[[], DataLoader[Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "in any order")) for kind in UNCOUNTED]
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("in any order", "an iterator of its own")))
+        for kind in UNCOUNTED
+    ],
 )
 def test_where_no_index_counts_samples_gradients_weigh_the_same_and_that_is_said(kind: str) -> None:
     got, said = trained(Loop.plain, [UNCOUNTED[kind], lambda: loader_of(OTHER)])
